@@ -1,0 +1,1 @@
+"""Measured kernel configurations: the one source of tiles, tolerances and figures."""

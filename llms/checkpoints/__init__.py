@@ -1,0 +1,1 @@
+"""Checkpoint resolution: explicit path, local HF cache, hub, packaged GGUF, tiny checkpoint."""

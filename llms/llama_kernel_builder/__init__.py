@@ -1,0 +1,1 @@
+"""Kernel toolkit: specs, programs, toolchains, kernel cache, host runtime and block builders."""

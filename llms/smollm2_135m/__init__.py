@@ -1,0 +1,1 @@
+"""SmolLM2-135M on NPU2."""

@@ -1,0 +1,1 @@
+"""Gates that judge a deployment: they know no model and no device."""

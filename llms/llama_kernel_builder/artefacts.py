@@ -1,0 +1,88 @@
+"""Compiled artefacts on disk: keyed on content, written atomically, checked before use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from .program import Program
+from .toolchain import Toolchain
+
+FORMAT_VERSION = 1
+
+
+class TornArtefactWarning(UserWarning):
+    """A cached artefact does not match the hash recorded when it was built; it is built again."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One compiled program: `path` to load, `key` that covers program, toolchain and format."""
+
+    path: Path
+    key: str
+    built: bool
+
+
+class ArtefactStore:
+    """A folder of artefacts, safe for several processes.
+
+    The key is a hash of the program, the toolchain's identity and the format version: a changed
+    tile, launch or compiler can never be served under an old name. The artefact's own hash stands
+    in a sidecar file that is written last, so a killed build leaves nothing that looks complete.
+    """
+
+    def __init__(self, folder: Path, toolchain: Toolchain) -> None:
+        self.folder = folder
+        self.toolchain = toolchain
+
+    def key(self, program: Program) -> str:
+        """Content key of a program under this toolchain."""
+        text = f"{FORMAT_VERSION}\n{self.toolchain.identity}\n{program.digest}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def get(self, program: Program) -> Artefact:
+        """Return the artefact of a program, compiling it when it is absent or damaged.
+
+        Raises CompileFailed or ArtefactMissing from the toolchain.
+        """
+        key = self.key(program)
+        path = self.folder / f"{program.name}-{key[:20]}.elf"
+        sidecar = path.with_suffix(".json")
+        if self._intact(path, sidecar, key):
+            return Artefact(path, key, built=False)
+        if path.exists() and sidecar.exists():
+            warnings.warn(f"{path}: content does not match its record; compiling it again", TornArtefactWarning)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".build-") as work:
+            built = Path(work) / path.name
+            self.toolchain.compile(program, built)
+            record = {
+                "key": key,
+                "name": program.name,
+                "toolchain": self.toolchain.identity,
+                "format": FORMAT_VERSION,
+                "sha256": _sha256(built),
+            }
+            note = Path(work) / sidecar.name
+            note.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            os.replace(built, path)
+            os.replace(note, sidecar)
+        return Artefact(path, key, built=True)
+
+    @staticmethod
+    def _intact(path: Path, sidecar: Path, key: str) -> bool:
+        try:
+            record = json.loads(sidecar.read_text(encoding="utf-8"))
+            return bool(record["key"] == key and record["sha256"] == _sha256(path))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

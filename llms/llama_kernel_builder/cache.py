@@ -1,0 +1,312 @@
+"""KernelCache: compile once, run many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from .artefacts import Artefact, ArtefactStore
+from .driver import Driver, current
+from .exceptions import BadArgument, UnknownKernel
+from .profiler import Profiler
+from .program import Buffer, Program
+from .runtime import HostRuntime
+from .toolchain import Toolchain, TwinToolchain
+
+Array = np.ndarray[Any, Any]
+
+_DTYPES: dict[str, np.dtype[Any]] = {"bf16": np.dtype(bfloat16), "f32": np.dtype(np.float32)}
+_EMPTY = np.empty(0, dtype=np.uint8)
+
+
+@dataclass
+class _BufferSet:
+    """Buffers of one (kernel, bo_key): allocated once, weights written once."""
+
+    program: Program
+    bos: list[Any]
+    sets: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    inputs: tuple[int, ...]
+    static_seen: dict[int, int] = field(default_factory=dict)
+    run: Any = None
+    generation: int = -1
+
+
+class KernelCache:
+    """Compiled kernels of one deployment, their buffers and their runs.
+
+    Buffers belong to a set named by `bo_key` (default: the kernel's name); `shared_nonstatic` lets
+    all sets of one kernel share every buffer but the static ones. Results are always copies: the
+    next call never changes an array that was returned before.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        toolchain: Toolchain | None = None,
+        driver: Driver | None = None,
+        profiler: Profiler | None = None,
+        shared_nonstatic: bool = False,
+    ) -> None:
+        self.driver = driver if driver is not None else current()
+        self.store = ArtefactStore(folder, toolchain if toolchain is not None else TwinToolchain())
+        self.profiler = profiler if profiler is not None else Profiler(self.driver.clock)
+        self.shared_nonstatic = shared_nonstatic
+        self._runtime: HostRuntime | None = None
+        self._programs: dict[str, Program] = {}
+        self._artefacts: dict[str, Artefact] = {}
+        self._sets: dict[tuple[str, str], _BufferSet] = {}
+        self._pool: dict[tuple[str, int, int], Any] = {}
+        self._shared_static: dict[str, tuple[Any, int]] = {}
+
+    @property
+    def runtime(self) -> HostRuntime:
+        """The host runtime; opened on first use."""
+        if self._runtime is None:
+            self._runtime = HostRuntime(self.driver)
+        return self._runtime
+
+    def compile_and_cache(self, program: Program) -> Artefact:
+        """Compile a program unless an intact artefact of the same content exists.
+
+        A program that replaces another of the same name drops that one's buffers. Raises
+        CompileFailed or ArtefactMissing.
+        """
+        artefact = self.store.get(program)
+        old = self._programs.get(program.name)
+        if old is not None and old.digest != program.digest:
+            self.release(program.name)
+        self._programs[program.name] = program
+        self._artefacts[program.name] = artefact
+        return artefact
+
+    def program(self, name: str) -> Program:
+        """Return a compiled program; raises UnknownKernel listing the known names."""
+        try:
+            return self._programs[name]
+        except KeyError:
+            known = ", ".join(sorted(self._programs)) or "none"
+            raise UnknownKernel(f"kernel '{name}' was not compiled into this cache; known: {known}") from None
+
+    def preload(
+        self, name: str, bo_key: str, static: Mapping[str, Array], *, shared: Mapping[str, str] | None = None
+    ) -> None:
+        """Allocate a buffer set and write its static arguments, outside any timed region.
+
+        `shared` maps a static argument to a pool name: all sets that name the same pool use one
+        buffer, written once (RoPE tables, which every layer reads).
+        """
+        program = self.program(name)
+        bound = self._bind(program, bo_key, None, shared or {})
+        for argument, array in static.items():
+            if argument not in program.index:
+                raise BadArgument(f"kernel '{name}' has no argument '{argument}'; it has {', '.join(program.index)}")
+            index = program.index[argument]
+            if program.buffers[index].role != "static":
+                raise BadArgument(f"kernel '{name}': argument '{argument}' is {program.buffers[index].role}, not static")
+            self._write_static(bound, index, array, (shared or {}).get(argument))
+
+    def load_and_run(
+        self,
+        name: str,
+        *arrays: Array | None,
+        output_indices: Sequence[int] | None = None,
+        static_input_indices: Sequence[int] | None = None,
+        intermediate_indices: Sequence[int] | None = None,
+        bo_key: str | None = None,
+    ) -> tuple[Array, ...]:
+        """Run a kernel over one array per argument; returns one entry per argument.
+
+        Arrays are bf16 (`ml_dtypes.bfloat16`) or f32, C-contiguous, with as many elements as the
+        argument. Index sets default to the roles of the program. Static arguments are written once
+        per `bo_key` and may be None afterwards; intermediates and outputs may be None. Entries that
+        are not read back are empty; the others are copies.
+
+        Raises UnknownKernel, BadArgument (wrong count, dtype, size or layout; changed static data;
+        index sets that contradict an earlier call with the same key), KernelRunError.
+        """
+        program = self.program(name)
+        if len(arrays) != len(program.buffers):
+            raise BadArgument(f"kernel '{name}' takes {len(program.buffers)} arguments, {len(arrays)} given")
+        sets = None
+        if output_indices is not None or static_input_indices is not None or intermediate_indices is not None:
+            sets = (
+                _indices(program, static_input_indices, "static"),
+                _indices(program, intermediate_indices, "intermediate"),
+                _indices(program, output_indices, "output"),
+            )
+        bound = self._bind(program, bo_key or name, sets, {})
+        for index in bound.sets[0]:
+            if arrays[index] is not None:
+                self._write_static(bound, index, arrays[index], None)
+            elif index not in bound.static_seen:
+                raise BadArgument(f"kernel '{name}': static argument '{program.buffers[index].name}' was never given")
+        inputs = []
+        for index in bound.inputs:
+            array = arrays[index]
+            if array is None:
+                raise BadArgument(f"kernel '{name}': input argument '{program.buffers[index].name}' is None")
+            inputs.append(array)
+        outputs = self._run(bound, inputs)
+        result: list[Array] = [_EMPTY] * len(arrays)
+        for index, array in zip(bound.sets[2], outputs):
+            result[index] = array
+        return tuple(result)
+
+    def run(self, name: str, bo_key: str, **inputs: Array) -> dict[str, Array]:
+        """Run a preloaded kernel with inputs by name; returns copies of its outputs by name."""
+        program = self.program(name)
+        bound = self._sets.get((name, bo_key))
+        if bound is None:
+            bound = self._bind(program, bo_key, None, {})
+        missing = [program.buffers[i].name for i in bound.sets[0] if i not in bound.static_seen]
+        if missing:
+            raise BadArgument(f"kernel '{name}', buffers '{bo_key}': static {', '.join(missing)} never preloaded")
+        names = [program.buffers[i].name for i in bound.inputs]
+        if set(names) != set(inputs):
+            raise BadArgument(f"kernel '{name}' takes inputs {', '.join(names)}; given {', '.join(inputs) or 'none'}")
+        outputs = self._run(bound, [inputs[key] for key in names])
+        return {program.buffers[i].name: array for i, array in zip(bound.sets[2], outputs)}
+
+    def release(self, name: str) -> None:
+        """Drop all buffer sets of a kernel, so that its weights can be given anew."""
+        for key in [key for key in self._sets if key[0] == name]:
+            del self._sets[key]
+        for pool_key in [key for key in self._pool if key[0] == name]:
+            del self._pool[pool_key]
+
+    def close(self) -> None:
+        """Drop every buffer and close the contexts. The cache can be used again afterwards."""
+        self._sets.clear()
+        self._pool.clear()
+        self._shared_static.clear()
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+
+    # -- internals ---------------------------------------------------------------------------
+
+    def _run(self, bound: _BufferSet, inputs: Sequence[Array]) -> list[Array]:
+        runtime, program, profiler = self.runtime, bound.program, self.profiler
+        now = self.driver.clock.now
+        timed = profiler.enabled
+        kernel_name = program.name
+        for index, array in zip(bound.inputs, inputs):
+            data = _bytes(kernel_name, program.buffers[index], array)
+            begin = now() if timed else 0.0
+            runtime.write(bound.bos[index], data)
+            if timed:
+                profiler.add("bo_write", kernel_name, now() - begin, data.nbytes)
+        kernel = runtime.kernel(self._artefacts[kernel_name].path, kernel_name)
+        if bound.run is None or bound.generation != runtime.generation:
+            bound.run = runtime.make_run(kernel, bound.bos)
+            bound.generation = runtime.generation
+        begin = now() if timed else 0.0
+        runtime.execute(kernel_name, bound.run)
+        if timed:
+            profiler.add("elf", kernel_name, now() - begin)
+        outputs = []
+        for index in bound.sets[2]:
+            buffer = program.buffers[index]
+            begin = now() if timed else 0.0
+            raw = runtime.read(bound.bos[index], buffer.nbytes)
+            if timed:
+                profiler.add("bo_read", kernel_name, now() - begin, buffer.nbytes)
+            outputs.append(raw.view(_DTYPES[buffer.dtype]).reshape(buffer.shape))
+        return outputs
+
+    def _bind(
+        self,
+        program: Program,
+        bo_key: str,
+        sets: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None,
+        shared: Mapping[str, str],
+    ) -> _BufferSet:
+        key = (program.name, bo_key)
+        bound = self._sets.get(key)
+        if bound is not None:
+            if sets is not None and sets != bound.sets:
+                raise BadArgument(
+                    f"kernel '{program.name}', buffers '{bo_key}': index sets (static, intermediate, output) "
+                    f"{sets} differ from the first call's {bound.sets}"
+                )
+            return bound
+        if sets is None:
+            sets = (program.indices("static"), program.indices("intermediate"), program.indices("output"))
+        taken = set(sets[0]) | set(sets[1]) | set(sets[2])
+        inputs = tuple(i for i in range(len(program.buffers)) if i not in taken)
+        bos = [self._allocate(program, i, i in sets[0], shared) for i in range(len(program.buffers))]
+        bound = self._sets[key] = _BufferSet(program, bos, sets, inputs)
+        return bound
+
+    def _allocate(self, program: Program, index: int, static: bool, shared: Mapping[str, str]) -> Any:
+        buffer = program.buffers[index]
+        if static:
+            pool_name = shared.get(buffer.name)
+            if pool_name is None:
+                return self.runtime.buffer(buffer.nbytes)
+            if pool_name not in self._shared_static:
+                self._shared_static[pool_name] = (self.runtime.buffer(buffer.nbytes), -1)
+            return self._shared_static[pool_name][0]
+        if not self.shared_nonstatic:
+            return self.runtime.buffer(buffer.nbytes)
+        key = (program.name, index, buffer.nbytes)
+        if key not in self._pool:
+            self._pool[key] = self.runtime.buffer(buffer.nbytes)
+        return self._pool[key]
+
+    def _write_static(self, bound: _BufferSet, index: int, array: Array | None, pool: str | None) -> None:
+        buffer = bound.program.buffers[index]
+        if array is None:
+            raise BadArgument(f"kernel '{bound.program.name}': static argument '{buffer.name}' is None")
+        data = _bytes(bound.program.name, buffer, array)
+        address = int(data.__array_interface__["data"][0])
+        seen = bound.static_seen.get(index)
+        if seen is not None:
+            if seen != address:
+                raise BadArgument(
+                    f"kernel '{bound.program.name}': static argument '{buffer.name}' was given other data under the "
+                    f"same buffers; call release('{bound.program.name}') before loading new weights"
+                )
+            return
+        if pool is None or self._shared_static[pool][1] != address:
+            self.runtime.write(bound.bos[index], data)
+        if pool is not None:
+            self._shared_static[pool] = (bound.bos[index], address)
+        bound.static_seen[index] = address
+
+
+def _indices(program: Program, given: Sequence[int] | None, role: str) -> tuple[int, ...]:
+    if given is None:
+        return program.indices(role)
+    count = len(program.buffers)
+    for index in given:
+        if not 0 <= index < count:
+            raise BadArgument(f"kernel '{program.name}': {role} index {index} is outside its {count} arguments")
+    return tuple(sorted(given))
+
+
+def _bytes(kernel: str, buffer: Buffer, array: Array) -> Array:
+    """View an array as bytes after checking dtype, size and layout; the driver would ignore strides."""
+    expected = _DTYPES[buffer.dtype]
+    if not isinstance(array, np.ndarray):
+        raise BadArgument(f"kernel '{kernel}', argument '{buffer.name}': {type(array).__name__} is no numpy array")
+    if array.dtype != expected:
+        raise BadArgument(f"kernel '{kernel}', argument '{buffer.name}': dtype {array.dtype}, expected {expected}")
+    if array.size != buffer.elements:
+        raise BadArgument(
+            f"kernel '{kernel}', argument '{buffer.name}': shape {array.shape} has {array.size} elements, "
+            f"expected {buffer.shape}"
+        )
+    if not array.flags.c_contiguous:
+        raise BadArgument(
+            f"kernel '{kernel}', argument '{buffer.name}': array is not C-contiguous; "
+            "pass numpy.ascontiguousarray(array)"
+        )
+    return array.reshape(-1).view(np.uint8)

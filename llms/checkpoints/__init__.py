@@ -1,7 +1,8 @@
 """Checkpoint resolution: explicit path, local HF cache, hub, packaged GGUF, tiny checkpoint.
 
-``resolve`` returns a validated HF folder, ``load_tensors`` reads its weights lazily as numpy arrays. All trouble is a
-:class:`CheckpointError` that names file and remedy; :class:`SourceAbsentError` is its subclass for "not there".
+``resolve`` returns a validated HF folder, ``load_tensors`` reads its weights lazily as numpy arrays. All
+trouble is a :class:`CheckpointError` that names file and remedy; :class:`SourceAbsentError` is its subclass
+for "not there".
 """
 
 from llms.checkpoints._cache import CACHE_ENV, cache_root, exclusive, file_sha256, write_atomically

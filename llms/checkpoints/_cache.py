@@ -1,4 +1,4 @@
-"""The cache folder: where it is, file hashes that are remembered, and a lock that a killed process releases."""
+"""The cache folder: where it is, remembered file hashes, and a lock that a killed process releases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CACHE_ENV = "PYTEST_NPU_CACHE"
@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 
 
 def cache_root() -> Path:
-    """Return the cache folder: ``$PYTEST_NPU_CACHE``, ``$XDG_CACHE_HOME/pytest-npu`` or ``~/.cache/pytest-npu``."""
+    """Return ``$PYTEST_NPU_CACHE``, ``$XDG_CACHE_HOME/pytest-npu`` or ``~/.cache/pytest-npu``."""
     override = os.environ.get(CACHE_ENV)
     if override:
         return Path(override).expanduser().absolute()
@@ -59,10 +59,8 @@ def file_sha256(path: Path) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     result = digest.hexdigest()
-    try:
+    with suppress(OSError):
         write_atomically(memo, json.dumps({"stamp": stamp, "sha256": result}).encode())
-    except OSError:
-        pass
     return result
 
 

@@ -31,16 +31,16 @@ _SET_BY_TRANSFORMERS = {"llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1
 def convert_gguf(path: Path) -> Path:
     """Return the HF folder for a GGUF file, converting it on first use.
 
-    The folder lies in the cache under a key of the file's content and :data:`CONVERTER_VERSION`. It is built under
-    a temporary name and renamed when complete, while an flock keeps other processes waiting, so a killed process
-    leaves no half-made folder and no lock, and two processes convert once.
+    The folder lies in the cache under a key of the file's content and :data:`CONVERTER_VERSION`. It is built
+    under a temporary name and renamed when complete, while an flock keeps other processes waiting, so a
+    killed process leaves no half-made folder and no lock, and two processes convert once.
 
     Args:
         path: the GGUF file (architectures: see :data:`llms.checkpoints._gguf_facts.ARCHITECTURES`).
 
     Raises:
-        CheckpointError: the file is missing, torn or unsupported, the disk is full, or the result does not agree
-            with the file's metadata.
+        CheckpointError: the file is missing, torn or unsupported, the disk is full, or the result does not
+            agree with the file's metadata.
     """
     if not path.is_file():
         raise CheckpointError("does not exist", path=path, remedy="check the path")

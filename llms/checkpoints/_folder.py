@@ -113,8 +113,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         if entry.start != reached or entry.end - entry.start != expected:
             raise _torn(
                 path,
-                f"tensor {name!r} of shape {list(entry.shape)} {entry.dtype} should take {expected} bytes from "
-                f"{reached} on, its table says {entry.start}..{entry.end}",
+                f"tensor {name!r} of shape {list(entry.shape)} {entry.dtype} should take {expected} bytes "
+                f"from {reached} on, its table says {entry.start}..{entry.end}",
             )
         reached = entry.end
     if reached != size:
@@ -144,7 +144,8 @@ def tensor_table(folder: Path) -> dict[str, TensorEntry]:
     """Return all tensors of a folder, single file or shards, with index and shards compared both ways.
 
     Raises:
-        CheckpointError: missing shard, stray file, a tensor that only the index or only a shard knows, torn file.
+        CheckpointError: missing shard, stray file, a tensor that only the index or only a shard knows, torn
+            file.
     """
     index_path, single = folder / INDEX_NAME, folder / SINGLE_NAME
     present = {path.name for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")}

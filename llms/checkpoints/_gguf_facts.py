@@ -1,7 +1,7 @@
 """What a GGUF file says about its model, and the comparison of a converted folder with it.
 
-Key names are those of the GGUF specification (ggml-org/ggml, ``docs/gguf.md``). A key that is missing is an error:
-a default here would be a silent wrong rope base or norm epsilon there.
+Key names are those of the GGUF specification (ggml-org/ggml, ``docs/gguf.md``). A key that is missing is an
+error: a default here would be a silent wrong rope base or norm epsilon there.
 """
 
 from __future__ import annotations

@@ -40,8 +40,10 @@ def resolve(
     """Find a checkpoint: explicit path, local HF cache, hub when reachable, packaged GGUF, tiny checkpoint.
 
     Args:
-        hf_id: repository id such as ``HuggingFaceTB/SmolLM2-135M-Instruct``; an existing path counts as explicit.
-        explicit: HF folder or GGUF file that the user named. It is used or it is an error, nothing else is tried.
+        hf_id: repository id such as ``HuggingFaceTB/SmolLM2-135M-Instruct``; an existing path counts as
+            explicit.
+        explicit: HF folder or GGUF file that the user named. It is used or it is an error, nothing else is
+            tried.
         packaged: GGUF inside an installed distribution.
         tiny: folder of the model's committed tiny checkpoint.
 
@@ -51,7 +53,7 @@ def resolve(
     Raises:
         CheckpointError: the explicit path is unusable, a found file is torn, or no source has the checkpoint.
     """
-    if explicit is None and (hf_id.endswith(".gguf") or os.path.isabs(hf_id) or Path(hf_id).is_dir()):
+    if explicit is None and (hf_id.endswith(".gguf") or Path(hf_id).is_absolute() or Path(hf_id).is_dir()):
         explicit = hf_id
     if explicit is not None:
         path = Path(explicit).expanduser()
@@ -173,7 +175,8 @@ def _from_hub(hf_id: str) -> Path:
 def hub_obstacle() -> str | None:
     """Return why the hub cannot be asked, ``None`` when it answers. Never takes longer than about 5 s.
 
-    The answer is kept for the life of the process. ``HF_HUB_OFFLINE`` and ``TRANSFORMERS_OFFLINE`` are honoured.
+    The answer is kept for the life of the process. ``HF_HUB_OFFLINE`` and ``TRANSFORMERS_OFFLINE`` are
+    honoured.
     """
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}:

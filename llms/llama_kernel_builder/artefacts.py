@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -57,7 +56,11 @@ class ArtefactStore:
         if self._intact(path, sidecar, key):
             return Artefact(path, key, built=False)
         if path.exists() and sidecar.exists():
-            warnings.warn(f"{path}: content does not match its record; compiling it again", TornArtefactWarning)
+            warnings.warn(
+                f"{path}: content does not match its record; compiling it again",
+                TornArtefactWarning,
+                stacklevel=2,
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".build-") as work:
             built = Path(work) / path.name
@@ -71,8 +74,8 @@ class ArtefactStore:
             }
             note = Path(work) / sidecar.name
             note.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            os.replace(built, path)
-            os.replace(note, sidecar)
+            built.replace(path)
+            note.replace(sidecar)
         return Artefact(path, key, built=True)
 
     @staticmethod

@@ -149,7 +149,11 @@ def o_ffn(config: ModelConfig, seq_len: int) -> Block:
     steps = [
         Step("o_gemm", kernels.gemm(s, q, e), {"a": "attn", "b": "wo", "out": "proj"}),
         Step("res_add", add, {"a": "proj", "b": "residual", "out": "res1"}),
-        Step("ffn_rms", kernels.rms_norm(s, e, config.rms_eps), {"x": "res1", "w": "ffn_norm_w", "out": "normed"}),
+        Step(
+            "ffn_rms",
+            kernels.rms_norm(s, e, config.rms_eps),
+            {"x": "res1", "w": "ffn_norm_w", "out": "normed"},
+        ),
         Step("gate_gemm", up_gemm, {"a": "normed", "b": "w_gate", "out": "gate"}),
         Step("up_gemm", up_gemm, {"a": "normed", "b": "w_up", "out": "up"}),
         Step("silu_mul", kernels.silu_mul(s * h), {"gate": "gate", "up": "up", "out": "swiglu"}),
@@ -217,7 +221,11 @@ def o_gemv_ffn(config: ModelConfig) -> Block:
     steps = [
         Step("o_gemv", kernels.gemv(e, q), {"w": "wo", "x": "attn", "out": "proj"}),
         Step("res_add", add, {"a": "proj", "b": "residual", "out": "res1"}),
-        Step("ffn_rms", kernels.rms_norm(1, e, config.rms_eps), {"x": "res1", "w": "ffn_norm_w", "out": "normed"}),
+        Step(
+            "ffn_rms",
+            kernels.rms_norm(1, e, config.rms_eps),
+            {"x": "res1", "w": "ffn_norm_w", "out": "normed"},
+        ),
         Step("gate_gemv", up_gemv, {"w": "w_gate", "x": "normed", "out": "gate"}),
         Step("up_gemv", up_gemv, {"w": "w_up", "x": "normed", "out": "up"}),
         Step("silu_mul", kernels.silu_mul(h), {"gate": "gate", "up": "up", "out": "swiglu"}),

@@ -32,7 +32,7 @@ class Clock(Protocol):
         ...
 
     def launch_events(self) -> AbstractContextManager[list[LaunchEvent]]:
-        """Collect one event per kernel launch while the context is open (empty where the device has no trace)."""
+        """Collect one event per kernel launch while open; empty where the device has no trace."""
         ...
 
 

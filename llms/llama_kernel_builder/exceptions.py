@@ -1,16 +1,16 @@
 """Errors of the kernel toolkit and the host runtime.
 
-    ToolkitError
-    ├── ProgramError          a kernel spec, program or stitch map that makes no sense
-    ├── ConfigError           a model configuration that is out of scope or contradicts itself
-    ├── CompileFailed         a toolchain refused a program
-    ├── ArtefactMissing       no compiled artefact for a program (silicon without a build)
-    ├── DriverUnavailable     pyxrt, device or permission missing
-    ├── BadArgument           wrong dtype, shape, contiguity or index into a kernel call
-    ├── UnknownKernel         a kernel name that was never compiled into this cache
-    ├── SequenceTooLong       a prompt past the largest prefill bucket, a decode step past the KV cache
-    └── KernelRunError        a run that did not end in ERT_CMD_STATE_COMPLETED
-        └── DevicePoisoned    the device failed earlier in this process; nothing it says can be trusted
+ToolkitError
+├── ProgramError          a kernel spec, program or stitch map that makes no sense
+├── ConfigError           a model configuration that is out of scope or contradicts itself
+├── CompileFailed         a toolchain refused a program
+├── ArtefactMissing       no compiled artefact for a program (silicon without a build)
+├── DriverUnavailable     pyxrt, device or permission missing
+├── BadArgument           wrong dtype, shape, contiguity or index into a kernel call
+├── UnknownKernel         a kernel name that was never compiled into this cache
+├── SequenceTooLong       a prompt past the largest prefill bucket, a decode step past the KV cache
+└── KernelRunError        a run that did not end in ERT_CMD_STATE_COMPLETED
+    └── DevicePoisoned    the device failed earlier in this process; nothing it says can be trusted
 """
 
 from __future__ import annotations

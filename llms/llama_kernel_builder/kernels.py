@@ -13,8 +13,12 @@ from kernel_registry import registry_lookup as registry
 from .specs import KernelSpec, Scalar
 
 
-def _spec(op: str, dims: dict[str, int], found: Any, attrs: dict[str, Scalar] | None = None, **kw: Any) -> KernelSpec:
-    return KernelSpec.make(op, dims, found.method, found.tile, found.herd, {**found.attrs, **(attrs or {})}, **kw)
+def _spec(
+    op: str, dims: dict[str, int], found: Any, attrs: dict[str, Scalar] | None = None, **kw: Any
+) -> KernelSpec:
+    return KernelSpec.make(
+        op, dims, found.method, found.tile, found.herd, {**found.attrs, **(attrs or {})}, **kw
+    )
 
 
 def gemm(M: int, K: int, N: int, *, output_dtype: str = "bf16", precision: str = "high") -> KernelSpec:

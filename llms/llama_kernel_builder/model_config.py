@@ -152,14 +152,22 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _reject_out_of_scope(data: Mapping[str, Any], family: str, source: str) -> None:
     if data.get("is_encoder_decoder"):
-        raise ConfigError(f"{source}: '{family}' is an encoder-decoder model; only decoder-only models are in scope")
+        raise ConfigError(
+            f"{source}: '{family}' is an encoder-decoder model; only decoder-only ones are in scope"
+        )
     for field in ("num_local_experts", "num_experts", "n_routed_experts"):
         if data.get(field):
-            raise ConfigError(f"{source}: '{family}' has {data[field]} experts ({field}); MoE is out of scope")
+            raise ConfigError(
+                f"{source}: '{family}' has {data[field]} experts ({field}); MoE is out of scope"
+            )
     if data.get("kv_lora_rank"):
-        raise ConfigError(f"{source}: '{family}' uses multi-head latent attention (kv_lora_rank); out of scope")
+        raise ConfigError(
+            f"{source}: '{family}' uses multi-head latent attention (kv_lora_rank); out of scope"
+        )
     if family not in _FAMILIES:
-        raise ConfigError(f"{source}: model_type '{family}' is out of scope; supported: {', '.join(_FAMILIES)}")
+        raise ConfigError(
+            f"{source}: model_type '{family}' is out of scope; supported: {', '.join(_FAMILIES)}"
+        )
     window = data.get("sliding_window")
     if window and data.get("use_sliding_window", family not in ("qwen2", "qwen3")):
         raise ConfigError(f"{source}: an active sliding window of {window} tokens is out of scope")
@@ -170,7 +178,9 @@ def _reject_out_of_scope(data: Mapping[str, Any], family: str, source: str) -> N
     if data.get("mlp_bias"):
         raise ConfigError(f"{source}: mlp_bias is set; biases of the feed-forward part are out of scope")
     if family == "llama" and data.get("attention_bias"):
-        raise ConfigError(f"{source}: attention_bias of a Llama also biases the output projection; out of scope")
+        raise ConfigError(
+            f"{source}: attention_bias of a Llama also biases the output projection; out of scope"
+        )
     if data.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"{source}: partial_rotary_factor {data['partial_rotary_factor']} is out of scope")
 
@@ -188,7 +198,9 @@ def _rope(data: Mapping[str, Any], source: str) -> tuple[float, RopeScaling]:
     fields = new if new else old
     kind = fields.get("rope_type", fields.get("type", "default"))
     if kind not in _ROPE_TYPES:
-        raise ConfigError(f"{source}: rope type '{kind}' is out of scope; supported: {', '.join(_ROPE_TYPES)}")
+        raise ConfigError(
+            f"{source}: rope type '{kind}' is out of scope; supported: {', '.join(_ROPE_TYPES)}"
+        )
     if kind == "default":
         return float(theta), RopeScaling()
     wanted = ["factor"]

@@ -70,7 +70,7 @@ class Profiler:
         self.entries.clear()
 
     def breakdown(self) -> list[dict[str, Any]]:
-        """Rows for reports: section, kind, name, calls, total_ms, per_call_ms, min_ms, max_ms, mb; largest first."""
+        """Rows for reports, the largest first: section, kind, name, calls, times in ms, megabytes moved."""
         rows = [
             {
                 "section": section,

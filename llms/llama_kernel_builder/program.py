@@ -33,7 +33,9 @@ class Buffer:
         if self.role not in ROLES:
             raise ProgramError(f"buffer '{self.name}': role '{self.role}' is none of {', '.join(ROLES)}")
         if self.dtype not in DTYPE_BYTES:
-            raise ProgramError(f"buffer '{self.name}': dtype '{self.dtype}' is none of {', '.join(DTYPE_BYTES)}")
+            raise ProgramError(
+                f"buffer '{self.name}': dtype '{self.dtype}' is none of {', '.join(DTYPE_BYTES)}"
+            )
         if not self.shape or any(extent < 1 for extent in self.shape):
             raise ProgramError(f"buffer '{self.name}': shape {self.shape} must have positive extents")
 
@@ -94,7 +96,8 @@ class Program:
             "name": self.name,
             "options": dict(self.options),
             "arguments": [
-                {"name": b.name, "shape": list(b.shape), "dtype": b.dtype, "role": b.role} for b in self.buffers
+                {"name": b.name, "shape": list(b.shape), "dtype": b.dtype, "role": b.role}
+                for b in self.buffers
             ],
             "launches": [_launch_request(launch) for launch in self.launches],
         }
@@ -163,7 +166,9 @@ def _validate(program: Program) -> None:
             raise ProgramError(f"program '{program.name}': no launch writes output '{buffer.name}'")
         if buffer.role == "static" and buffer.name in written:
             writer = written[buffer.name][0][2]
-            raise ProgramError(f"program '{program.name}': launch '{writer}' writes static buffer '{buffer.name}'")
+            raise ProgramError(
+                f"program '{program.name}': launch '{writer}' writes static buffer '{buffer.name}'"
+            )
 
 
 def _validate_launch(
@@ -179,7 +184,9 @@ def _validate_launch(
     missing = sorted(set(signature) - set(refs))
     extra = sorted(set(refs) - set(signature))
     if missing or extra:
-        raise ProgramError(f"{where}: operands missing {missing or 'none'}, not of this kernel {extra or 'none'}")
+        raise ProgramError(
+            f"{where}: operands missing {missing or 'none'}, not of this kernel {extra or 'none'}"
+        )
     ranges: list[tuple[str, int, int]] = []
     for operand, sig in signature.items():
         ref = refs[operand]
@@ -188,7 +195,9 @@ def _validate_launch(
             raise ProgramError(f"{where}: operand '{operand}' refers to unknown buffer '{ref.buffer}'")
         shape = ref.shape if ref.shape is not None else buffer.shape
         if prod(shape) != prod(sig.shape):
-            raise ProgramError(f"{where}: operand '{operand}' is {sig.shape}, buffer '{buffer.name}' gives {shape}")
+            raise ProgramError(
+                f"{where}: operand '{operand}' is {sig.shape}, buffer '{buffer.name}' gives {shape}"
+            )
         if buffer.dtype != sig.dtype:
             raise ProgramError(
                 f"{where}: operand '{operand}' is {sig.dtype}, buffer '{buffer.name}' is {buffer.dtype}"
@@ -202,8 +211,12 @@ def _validate_launch(
         used.add(buffer.name)
         if sig.written:
             ranges.append((buffer.name, start, stop))
-        elif buffer.role in ("intermediate", "output") and not _covered(written.get(buffer.name, []), start, stop):
-            raise ProgramError(f"{where}: operand '{operand}' reads '{buffer.name}' before any launch wrote it")
+        elif buffer.role in ("intermediate", "output") and not _covered(
+            written.get(buffer.name, []), start, stop
+        ):
+            raise ProgramError(
+                f"{where}: operand '{operand}' reads '{buffer.name}' before any launch wrote it"
+            )
     for name, start, stop in ranges:
         for other_start, other_stop, writer in written.get(name, []):
             if start < other_stop and other_start < stop:

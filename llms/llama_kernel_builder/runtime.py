@@ -23,8 +23,8 @@ MAX_CONTEXTS = 8
 WAIT_LIMIT_MS = 10_000
 
 _CAUSES = {
-    "ERT_CMD_STATE_TIMEOUT": "the device did not finish in time: a hanging tile configuration, or a wait limit "
-    "below the kernel's own run time",
+    "ERT_CMD_STATE_TIMEOUT": "the device did not finish in time: a hanging tile configuration, or a "
+    "wait limit below the kernel's own run time",
     "ERT_CMD_STATE_ERROR": "the device reported an error: usually an argument missing or too small, or an "
     "artefact built for another target",
     "ERT_CMD_STATE_ABORT": "the command was aborted, usually because the context was lost",
@@ -110,7 +110,9 @@ class HostRuntime:
         """
         if self._poison is not None:
             first = self._poison
-            raise DevicePoisoned(name, first.state, 0.0, f"device unusable since kernel '{first.kernel}': {first.cause}")
+            raise DevicePoisoned(
+                name, first.state, 0.0, f"device unusable since kernel '{first.kernel}': {first.cause}"
+            )
         begin = self.driver.clock.now()
         run.start()
         state = run.wait(self.wait_limit_ms)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Union
 
 from .exceptions import ProgramError
 
-Scalar = Union[int, float, bool, str]
+Scalar = int | float | bool | str
 Shape = tuple[int, ...]
 
 DTYPE_BYTES = {"bf16": 2, "f32": 4}

@@ -69,7 +69,9 @@ def _check_map(name: str, part: Part, buffers: Mapping[str, Buffer]) -> dict[str
             )
         shape = ref.shape if ref.shape is not None else other.shape
         if prod(shape) != buffer.elements:
-            raise ProgramError(f"{where}: argument '{buffer.name}' is {buffer.shape}, '{other.name}' gives {shape}")
+            raise ProgramError(
+                f"{where}: argument '{buffer.name}' is {buffer.shape}, '{other.name}' gives {shape}"
+            )
         refs[buffer.name] = ref
     return refs
 

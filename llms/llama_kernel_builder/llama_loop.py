@@ -1,0 +1,271 @@
+"""Prefill and decode of a Llama-family model, shared by all models.
+
+A model brings its kernel sequence (a function per layer); what is around it is the same for all:
+embedding, padding to a bucket, KV cache, final norm, LM head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from . import host_ops
+from .block_runner import BlockRunner
+from .blocks import Block
+from .exceptions import SequenceTooLong
+from .model_config import ModelConfig
+from .rope_table import tile_per_head
+from .weights import LayerWeights, ModelWeights, to_gemm_layout
+
+Array = np.ndarray[Any, Any]
+
+BUCKETS = (128, 256, 512, 1024, 2048)
+
+# static argument of a block -> attribute of LayerWeights
+_STATIC = {
+    "norm_w": "attn_norm",
+    "wq": "wq",
+    "wk": "wk",
+    "wv": "wv",
+    "wo": "wo",
+    "ffn_norm_w": "ffn_norm",
+    "w_gate": "w_gate",
+    "w_up": "w_up",
+    "w_down": "w_down",
+}
+
+
+@dataclass(frozen=True)
+class KernelSequence:
+    """What a model's prefill and decode files provide.
+
+    prefill_blocks(config, seq_len) and decode_blocks(config) build the ELFs of a layer;
+    prefill_layer(run, layer, x, suffix) returns (out, k, v) of one layer;
+    decode_qkv / decode_out run the two ELFs around the host attention of one layer.
+    """
+
+    prefill_blocks: Callable[[ModelConfig, int], Sequence[Block]]
+    prefill_layer: Callable[[BlockRunner, str, int, Array], tuple[Array, Array, Array]]
+    decode_blocks: Callable[[ModelConfig], Sequence[Block]]
+    decode_layer: Callable[
+        [BlockRunner, int, Array, Array, Array, Callable[[Array, Array, Array], Array]], Array
+    ]
+    lm_head: Callable[[ModelConfig], Block]
+
+
+@dataclass
+class KVCache:
+    """K (after RoPE) and V of all layers: [n_layers, n_kv_heads, max_seq, head_dim] bf16 each."""
+
+    k: Array
+    v: Array
+
+    @classmethod
+    def empty(cls, config: ModelConfig, max_seq: int) -> KVCache:
+        """Allocate a cache of zeros."""
+        shape = (config.n_layers, config.n_kv_heads, max_seq, config.head_dim)
+        return cls(np.zeros(shape, dtype=bfloat16), np.zeros(shape, dtype=bfloat16))
+
+
+def bucket_for(length: int, limit: int) -> int:
+    """Smallest bucket that holds `length` tokens, up to `limit`.
+
+    Raises SequenceTooLong past the largest bucket: a prompt is never cut silently.
+    """
+    for bucket in BUCKETS:
+        if length <= bucket <= limit:
+            return bucket
+    largest = max((bucket for bucket in BUCKETS if bucket <= limit), default=0)
+    raise SequenceTooLong(
+        f"{length} tokens do not fit the largest compiled length {largest}; shorten the prompt"
+    )
+
+
+def suffix(seq_len: int) -> str:
+    """Program name suffix of a prefill bucket."""
+    return f"_s{seq_len}"
+
+
+def prepare_prefill(
+    run: BlockRunner,
+    sequence: KernelSequence,
+    weights: ModelWeights,
+    config: ModelConfig,
+    seq_len: int,
+    lut: Array,
+    *,
+    npu_attn: bool = True,
+) -> None:
+    """Compile the prefill ELFs of one bucket and write their weights; outside every timed region.
+
+    `npu_attn=False` computes attention on the host.
+    """
+    blocks = [named(block, suffix(seq_len)) for block in sequence.prefill_blocks(config, seq_len)]
+    if all(block.name in run for block in blocks):
+        return
+    for block in blocks:
+        if block.name.startswith("flash_attn") and not npu_attn:
+            run.add_host(block.name, _host_attention(run, config))
+        else:
+            run.add(block.name, block)
+    tables = {
+        "table_q": tile_per_head(lut[:seq_len], config.n_heads),
+        "table_k": tile_per_head(lut[:seq_len], config.n_kv_heads),
+    }
+    for layer, layer_weights in enumerate(weights.layers):
+        transposed: dict[str, Array] = {}
+        for block in blocks:
+            static = {}
+            pools = {}
+            for argument in run.static_names(block.name):
+                if argument in tables:
+                    static[argument] = tables[argument]
+                    pools[argument] = f"{argument}{suffix(seq_len)}"
+                    continue
+                if argument not in transposed:
+                    transposed[argument] = _gemm_operand(layer_weights, argument)
+                static[argument] = transposed[argument]
+                pools[argument] = f"prefill.L{layer}.{argument}"
+            run.preload(block.name, layer, static, pools)
+
+
+def prepare_decode(
+    run: BlockRunner, sequence: KernelSequence, weights: ModelWeights, config: ModelConfig
+) -> None:
+    """Compile the decode ELFs and the LM head and write their weights; outside every timed region."""
+    head = sequence.lm_head(config)
+    if head.name in run:
+        return
+    blocks = sequence.decode_blocks(config)
+    for block in (*blocks, head):
+        run.add(block.name, block)
+    for layer, layer_weights in enumerate(weights.layers):
+        for block in blocks:
+            names = run.static_names(block.name)
+            static = {name: getattr(layer_weights, _STATIC[name]) for name in names}
+            run.preload(block.name, layer, static, {name: f"decode.L{layer}.{name}" for name in names})
+    run.preload(head.name, 0, _head_partitions(weights.lm_head, head), {})
+
+
+def prefill(
+    run: BlockRunner,
+    decode_run: BlockRunner,
+    sequence: KernelSequence,
+    weights: ModelWeights,
+    config: ModelConfig,
+    token_ids: Sequence[int],
+    cache: KVCache,
+    layer_outputs: list[Array] | None = None,
+) -> tuple[int, Array]:
+    """Run all layers over a prompt, fill the KV cache, return (first token, its logits [vocab] bf16).
+
+    The prompt is padded to its bucket with the end token; attention is causal, so padding reaches no
+    real position. `layer_outputs` receives [n, emb] of every layer when given. Raises
+    SequenceTooLong for a prompt that fits no bucket or not into the cache.
+    """
+    profiler = run.cache.profiler
+    ids = np.asarray(token_ids, dtype=np.int64)
+    n = int(ids.size)
+    seq_len = bucket_for(n, config.max_position)
+    if n == 0:
+        raise SequenceTooLong("the prompt is empty; prefill needs at least one token")
+    if n > cache.k.shape[2]:
+        raise SequenceTooLong(f"the prompt has {n} tokens, the KV cache holds {cache.k.shape[2]}")
+    with host_ops.host_op(profiler, "eos_pad", nbytes=8 * seq_len):
+        padded = np.full(seq_len, config.eos_token_ids[0], dtype=np.int64)
+        padded[:n] = ids
+    x = host_ops.embed(profiler, weights.embedding, padded)
+    shape = (n, config.n_kv_heads, config.head_dim)
+    kv_bytes = 4 * n * config.kv_dim
+    for layer in range(config.n_layers):
+        x, k, v = sequence.prefill_layer(run, suffix(seq_len), layer, x)
+        with host_ops.host_op(profiler, "kv_cache_extract", nbytes=kv_bytes):
+            cache.k[layer, :, :n] = k[:n].reshape(shape).transpose(1, 0, 2)
+            cache.v[layer, :, :n] = v[:n].reshape(shape).transpose(1, 0, 2)
+        if layer_outputs is not None:
+            layer_outputs.append(x[:n].copy())
+    logits = head(decode_run, weights, config, x[n - 1])
+    return top1(logits), logits
+
+
+def decode_step(
+    run: BlockRunner,
+    sequence: KernelSequence,
+    weights: ModelWeights,
+    config: ModelConfig,
+    x: Array,
+    lut: Array,
+    cache: KVCache,
+    position: int,
+    layer_outputs: list[Array] | None = None,
+) -> tuple[int, Array]:
+    """One token through all layers at `position`; returns (next token, logits [vocab] bf16).
+
+    x: embedding row [emb] bf16. Raises SequenceTooLong when `position` is outside the KV cache.
+    """
+    max_seq = cache.k.shape[2]
+    if not 0 <= position < max_seq:
+        raise SequenceTooLong(f"position {position} is outside the KV cache of {max_seq} positions")
+    profiler = run.cache.profiler
+    table_q = np.repeat(lut[position][None], config.n_heads, axis=0)
+    table_k = np.repeat(lut[position][None], config.n_kv_heads, axis=0)
+    shape = (config.n_kv_heads, config.head_dim)
+    for layer in range(config.n_layers):
+
+        def attend(q: Array, k: Array, v: Array, layer: int = layer) -> Array:
+            cache.k[layer, :, position] = k.reshape(shape)
+            cache.v[layer, :, position] = v.reshape(shape)
+            keys, values = cache.k[layer, :, : position + 1], cache.v[layer, :, : position + 1]
+            return host_ops.decode_attention(profiler, q, keys, values, config.n_heads)
+
+        x = sequence.decode_layer(run, layer, x, table_q, table_k, attend)
+        if layer_outputs is not None:
+            layer_outputs.append(x.copy())
+    logits = head(run, weights, config, x)
+    return top1(logits), logits
+
+
+def head(run: BlockRunner, weights: ModelWeights, config: ModelConfig, row: Array) -> Array:
+    """Final norm of one row on the host, LM head on the device; logits [vocab] bf16."""
+    normed = host_ops.final_rms_norm(run.cache.profiler, row, weights.final_norm, config.rms_eps)
+    parts = run("lm_head_gemv", 0, x=normed)
+    logits = np.concatenate(list(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
+    return logits[: config.vocab_size]
+
+
+def top1(logits: Array) -> int:
+    """Greedy choice: the first of the largest logits."""
+    return int(np.argmax(host_ops.widen(logits)))
+
+
+def named(block: Block, tail: str) -> Block:
+    """The same block under a longer name."""
+    return Block(block.name + tail, block.buffers, block.steps)
+
+
+def _host_attention(run: BlockRunner, config: ModelConfig) -> Callable[..., dict[str, Array]]:
+    def attend(q: Array, k: Array, v: Array) -> dict[str, Array]:
+        profiler = run.cache.profiler
+        return {"attn": host_ops.prefill_attention(profiler, q, k, v, config.n_heads, config.n_kv_heads)}
+
+    return attend
+
+
+def _gemm_operand(weights: LayerWeights, argument: str) -> Array:
+    array: Array = getattr(weights, _STATIC[argument])
+    return array if array.ndim == 1 else to_gemm_layout(array)
+
+
+def _head_partitions(matrix: Array, block: Block) -> dict[str, Array]:
+    rows, width = next(buffer.shape for buffer in block.buffers if buffer.role == "static")
+    parts: dict[str, Array] = {}
+    for p in range(sum(buffer.role == "static" for buffer in block.buffers)):
+        part = matrix[p * rows : (p + 1) * rows]
+        if part.shape[0] < rows:
+            part = np.concatenate([part, np.zeros((rows - part.shape[0], width), dtype=matrix.dtype)])
+        parts[f"w{p}"] = np.ascontiguousarray(part)
+    return parts

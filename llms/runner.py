@@ -1,0 +1,86 @@
+"""The runner that gates drive: it calls a model's production functions and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from llms.verify.records import DecodeProbe, DecodeStepRecord, PrefillRecord
+
+from .llama_kernel_builder import host_ops
+from .llama_kernel_builder.exceptions import SequenceTooLong
+from .session import Session
+
+Array = np.ndarray[Any, Any]
+
+
+class ProductionRunner:
+    """NpuRunner over a Session.
+
+    `prefill` resets all per-prompt state; `decode_step` before it is an error. In lite mode no
+    layer outputs are collected. Logits and hidden states are handed over as float32.
+    """
+
+    def __init__(self, name: str, session: Session, *, lite_mode: bool = False) -> None:
+        self.name = name
+        self.session = session
+        self.lite_mode = lite_mode
+        self._kv: tuple[Array, Array] | None = None
+
+    def prefill(self, prompt_tokens: Array) -> PrefillRecord:
+        """Run the prompt int64[n] through the production prefill."""
+        ids = [int(token) for token in prompt_tokens]
+        self._kv = None
+        self.session.prepare(len(ids))
+        layers: list[Array] | None = None if self.lite_mode else []
+        token, logits, k_cache, v_cache, _ = self.session.prefill(ids, layers)
+        self._kv = (k_cache, v_cache)
+        return PrefillRecord(
+            layer_intermediates=_named(layers),
+            final_hidden_normed=self._normed(layers[-1]) if layers else np.empty(0, np.float32),
+            logits_at_pred=host_ops.widen(logits),
+            top1_token=token,
+        )
+
+    def decode_step(self, input_token: int, current_pos: int) -> DecodeStepRecord:
+        """Run one production decode step at `current_pos`."""
+        return self._decode(input_token, current_pos, None)
+
+    def decode_step_probed(self, input_token: int, current_pos: int) -> DecodeProbe:
+        """The same step with the output of every layer."""
+        layers: list[Array] = []
+        record = self._decode(input_token, current_pos, layers)
+        return DecodeProbe(record, _named(layers), self._normed(layers[-1][None])[0])
+
+    def kv_cache(self) -> tuple[Array, Array]:
+        """Copies of K and V, each [n_layers, n_kv_heads, max_seq, head_dim] bf16."""
+        keys, values = self._state()
+        return keys.copy(), values.copy()
+
+    def close(self) -> None:
+        """Release the device."""
+        self._kv = None
+        self.session.close()
+
+    def _decode(self, token: int, position: int, layers: list[Array] | None) -> DecodeStepRecord:
+        keys, values = self._state()
+        chosen, logits = self.session.decode(int(token), keys, values, int(position), layers)
+        return DecodeStepRecord(lm_head_logits=host_ops.widen(logits), top1_token=chosen)
+
+    def _state(self) -> tuple[Array, Array]:
+        if self._kv is None:
+            raise SequenceTooLong("decode_step before prefill: there is no KV cache yet")
+        return self._kv
+
+    def _normed(self, hidden: Array) -> Array:
+        session = self.session
+        rows = [
+            host_ops.final_rms_norm(session.profiler, row, session.weights.final_norm, session.config.rms_eps)
+            for row in hidden
+        ]
+        return host_ops.widen(np.stack(rows))
+
+
+def _named(layers: list[Array] | None) -> list[dict[str, Array]]:
+    return [{"ffn_out": host_ops.widen(layer)} for layer in layers or ()]

@@ -1,0 +1,232 @@
+"""A deployment ready to generate: set up once, then prefill and decode.
+
+Set-up (checkpoint, weights, compilation, buffers) is here and outside every timed region; the timed
+part calls nothing but the model's production functions `run_npu_prefill` and `run_npu_decode_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from llms.checkpoints import Checkpoint, cache_root, load_tensors
+
+from .llama_kernel_builder import host_ops
+from .llama_kernel_builder.block_runner import BlockRunner
+from .llama_kernel_builder.cache import KernelCache
+from .llama_kernel_builder.driver import current
+from .llama_kernel_builder.exceptions import SequenceTooLong
+from .llama_kernel_builder.llama_loop import BUCKETS, bucket_for
+from .llama_kernel_builder.model_config import ModelConfig
+from .llama_kernel_builder.profiler import Profiler
+from .llama_kernel_builder.rope_table import rope_table
+from .llama_kernel_builder.toolchain import Toolchain
+from .llama_kernel_builder.weights import ModelWeights, load_weights
+
+Array = np.ndarray[Any, Any]
+
+
+class InferenceModule(Protocol):
+    """The production functions of a model's `<m>_inference.py`."""
+
+    MODEL: str
+
+    def prepare_runtime(
+        self,
+        prefill_cache: BlockRunner,
+        decode_cache: BlockRunner,
+        weights: ModelWeights,
+        config: ModelConfig,
+        seq_len: int,
+        rope_lut: Array,
+        *,
+        npu_attn: bool = True,
+    ) -> None:
+        """Compile and preload everything a prompt of `seq_len` tokens needs."""
+        ...
+
+    def run_npu_prefill(
+        self, token_ids: Sequence[int], *args: Any, **kwargs: Any
+    ) -> tuple[int, Array, Array, Array, int]:
+        """(first token, logits row, k_cache, v_cache, prompt_len)."""
+        ...
+
+    def run_npu_decode_step(self, x: Array, *args: Any, **kwargs: Any) -> tuple[int, Array]:
+        """(token, logits)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generated text with its times on the device clock.
+
+    ttft_s: from before tokenising to the first token. tpot_s: mean time per output token after it
+    (0 when only one token was generated). stopped: an end-of-turn token ended it.
+    """
+
+    prompt_ids: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str
+    ttft_s: float
+    tpot_s: float
+    stopped: bool
+
+    @property
+    def tps(self) -> float:
+        """Steady-state tokens per second, prefill and first token excluded."""
+        return 1.0 / self.tpot_s if self.tpot_s else 0.0
+
+
+class Session:
+    """Weights, kernels and buffers of one model on the current device.
+
+    max_seq: positions of the KV cache, the smallest bucket that holds prompt and generation.
+    Raises CheckpointError, ConfigError, CompileFailed, ArtefactMissing, DriverUnavailable,
+    SequenceTooLong from its parts.
+    """
+
+    def __init__(
+        self,
+        module: InferenceModule,
+        checkpoint: Checkpoint,
+        tokenizer: Any,
+        max_seq: int,
+        *,
+        config: ModelConfig | None = None,
+        npu_attn: bool = True,
+        merged: bool = True,
+        toolchain: Toolchain | None = None,
+        artefacts: Path | None = None,
+    ) -> None:
+        self.module = module
+        self.checkpoint = checkpoint
+        self.tokenizer = tokenizer
+        self.config = config if config is not None else ModelConfig.from_hf_folder(checkpoint.path)
+        self.max_seq = bucket_for(max_seq, min(self.config.max_position, BUCKETS[-1]))
+        self.npu_attn = npu_attn
+        self.driver = current()
+        self.profiler = Profiler(self.driver.clock)
+        folder = artefacts if artefacts is not None else cache_root() / "artefacts" / module.MODEL
+        self.cache = KernelCache(
+            folder, driver=self.driver, profiler=self.profiler, toolchain=toolchain, shared_nonstatic=True
+        )
+        self.prefill_cache = BlockRunner(self.cache, merged=merged)
+        self.decode_cache = BlockRunner(self.cache, merged=merged)
+        self.weights = load_weights(load_tensors(checkpoint), self.config)
+        self.rope_lut = rope_table(self.config, BUCKETS[-1] if max_seq <= BUCKETS[-1] else max_seq)
+
+    def prepare(self, prompt_len: int) -> None:
+        """Compile and preload what a prompt of this length needs; call it before the timed region."""
+        bucket = bucket_for(prompt_len, self.max_seq)
+        self.module.prepare_runtime(
+            self.prefill_cache,
+            self.decode_cache,
+            self.weights,
+            self.config,
+            bucket,
+            self.rope_lut,
+            npu_attn=self.npu_attn,
+        )
+
+    def prefill(
+        self, token_ids: Sequence[int], layer_outputs: list[Array] | None = None
+    ) -> tuple[int, Array, Array, Array, int]:
+        """Call the production prefill."""
+        return self.module.run_npu_prefill(
+            token_ids,
+            self.weights,
+            self.config,
+            self.prefill_cache,
+            self.decode_cache,
+            self.rope_lut,
+            self.max_seq,
+            self.tokenizer,
+            layer_outputs=layer_outputs,
+        )
+
+    def decode(
+        self,
+        token: int,
+        k_cache: Array,
+        v_cache: Array,
+        position: int,
+        layer_outputs: list[Array] | None = None,
+    ) -> tuple[int, Array]:
+        """Call the production decode step for one token."""
+        x = host_ops.embed(self.profiler, self.weights.embedding, np.asarray([token]))[0]
+        return self.module.run_npu_decode_step(
+            x,
+            self.weights,
+            self.config,
+            self.decode_cache,
+            self.rope_lut,
+            k_cache,
+            v_cache,
+            position,
+            layer_outputs=layer_outputs,
+        )
+
+    def generate(
+        self,
+        tokenise: Callable[[], Sequence[int]],
+        n_tokens: int,
+        *,
+        on_token: Callable[[int], None] = lambda token: None,
+        stop_at_eos: bool = True,
+    ) -> Generation:
+        """Greedy generation of up to `n_tokens`; stops at an end-of-turn token.
+
+        `tokenise` is called inside the timed region, as TTFT starts before it. Raises
+        SequenceTooLong when prompt and generation do not fit the KV cache.
+        """
+        planned = len(tokenise())
+        if planned + n_tokens > self.max_seq:
+            raise SequenceTooLong(
+                f"{planned} prompt tokens and {n_tokens} to generate do not fit the {self.max_seq} positions "
+                "of the KV cache; shorten the prompt or generate fewer tokens"
+            )
+        self.prepare(planned)
+        now = self.driver.clock.now
+        begin = now()
+        with self.profiler.section("prefill"):
+            with host_ops.host_op(self.profiler, "tokenize", nbytes=16 * planned):
+                ids = tuple(int(token) for token in tokenise())
+            token, _, k_cache, v_cache, position = self.prefill(ids)
+        first = now()
+        tokens = [token]
+        on_token(token)
+        with self.profiler.section("decode"):
+            while len(tokens) < n_tokens and not (stop_at_eos and token in self.config.eos_token_ids):
+                token, _ = self.decode(token, k_cache, v_cache, position)
+                position += 1
+                tokens.append(token)
+                on_token(token)
+        last = now()
+        steps = len(tokens) - 1
+        return Generation(
+            prompt_ids=ids,
+            tokens=tuple(tokens),
+            text=self.tokenizer.decode(tokens, skip_special_tokens=True),
+            ttft_s=first - begin,
+            tpot_s=(last - first) / steps if steps else 0.0,
+            stopped=tokens[-1] in self.config.eos_token_ids,
+        )
+
+    @contextmanager
+    def profiled(self) -> Iterator[Profiler]:
+        """Collect a breakdown of everything inside."""
+        self.profiler.reset()
+        self.profiler.enabled = True
+        try:
+            yield self.profiler
+        finally:
+            self.profiler.enabled = False
+
+    def close(self) -> None:
+        """Release buffers and contexts."""
+        self.cache.close()

@@ -1,0 +1,38 @@
+"""Decode of SmolLM2-135M: two ELFs per layer around the attention on the host, then the LM head.
+
+The fused cascade form of O+FFN needs K % 512 == 0 (mlir-air e972f2942); with K = 576 it is illegal,
+so the second ELF is the eight-launch form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from llms.llama_kernel_builder import blocks
+from llms.llama_kernel_builder.block_runner import BlockRunner
+from llms.llama_kernel_builder.model_config import ModelConfig
+
+Array = np.ndarray[Any, Any]
+Attend = Callable[[Array, Array, Array], Array]
+
+
+def decode_blocks(config: ModelConfig) -> Sequence[blocks.Block]:
+    """The ELFs of one layer."""
+    return (blocks.rms_gemv_rope(config), blocks.o_gemv_ffn(config))
+
+
+def lm_head(config: ModelConfig) -> blocks.Block:
+    """The vocabulary of 49152 in one partition."""
+    return blocks.lm_head_gemv(config, config.vocab_size)
+
+
+def decode_layer(
+    run: BlockRunner, layer: int, x: Array, table_q: Array, table_k: Array, attend: Attend
+) -> Array:
+    """One layer over one row x [576] bf16; `attend` stores K and V and attends on the host."""
+    qkv = run("rms_gemv_rope", layer, x=x, table_q=table_q, table_k=table_k)
+    attn = attend(qkv["q_roped"], qkv["k_roped"], qkv["v"])
+    return run("o_gemv_ffn", layer, attn=attn, residual=x)["out"]

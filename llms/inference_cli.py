@@ -68,10 +68,10 @@ def _positive(text: str) -> int:
 def _run(adapter: Any, args: argparse.Namespace) -> int:
     from .llama_kernel_builder.llama_loop import BUCKETS
 
+    if args.compile_only:
+        return _compile(adapter)
     name = adapter.resolve_model(args.checkpoint or args.model)
     checkpoint = adapter.checkpoint(name)
-    if args.compile_only:
-        return _compile(adapter, name, checkpoint)
     tokenizer = _tokenizer(checkpoint)
     chat = tokenizer.chat_template is not None and args.model != "base"
     prompts = _typed_prompts() if args.interactive else iter([args.prompt])
@@ -149,11 +149,10 @@ def _print_breakdown(session: Session) -> None:
     Console().print(table)
 
 
-def _compile(adapter: Any, name: str, checkpoint: Any) -> int:
-    """Compile every bucket and the decode ELFs; needs no weights, no device and no lock."""
+def _compile(adapter: Any) -> int:
     from .session import compile_all
 
-    for program, artefact in compile_all(adapter, checkpoint):
+    for program, artefact in compile_all(adapter.inference, adapter.build_config()):
         print(f"{'built' if artefact.built else 'kept '} {program:28} {artefact.path.name}")
     return 0
 

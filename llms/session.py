@@ -17,15 +17,16 @@ import numpy as np
 from llms.checkpoints import Checkpoint, cache_root, load_tensors
 
 from .llama_kernel_builder import host_ops
+from .llama_kernel_builder.artefacts import Artefact, ArtefactStore
 from .llama_kernel_builder.block_runner import BlockRunner
 from .llama_kernel_builder.cache import KernelCache
 from .llama_kernel_builder.driver import current
 from .llama_kernel_builder.exceptions import SequenceTooLong
-from .llama_kernel_builder.llama_loop import BUCKETS, bucket_for
+from .llama_kernel_builder.llama_loop import BUCKETS, KernelSequence, all_programs, bucket_for
 from .llama_kernel_builder.model_config import ModelConfig
 from .llama_kernel_builder.profiler import Profiler
 from .llama_kernel_builder.rope_table import rope_table
-from .llama_kernel_builder.toolchain import Toolchain
+from .llama_kernel_builder.toolchain import Toolchain, TwinToolchain
 from .llama_kernel_builder.weights import ModelWeights, load_weights
 
 Array = np.ndarray[Any, Any]
@@ -35,6 +36,7 @@ class InferenceModule(Protocol):
     """The production functions of a model's `<m>_inference.py`."""
 
     MODEL: str
+    SEQUENCE: KernelSequence
 
     def prepare_runtime(
         self,
@@ -82,6 +84,24 @@ class Generation:
         return 1.0 / self.tpot_s if self.tpot_s else 0.0
 
 
+def artefact_folder(model: str) -> Path:
+    """Where the compiled ELFs of a model are kept."""
+    return cache_root() / "artefacts" / model
+
+
+def compile_all(
+    module: InferenceModule,
+    config: ModelConfig,
+    *,
+    toolchain: Toolchain | None = None,
+    folder: Path | None = None,
+) -> Iterator[tuple[str, Artefact]]:
+    """Compile every prefill bucket and the decode ELFs; needs no weights, no device and no lock."""
+    store = ArtefactStore(folder or artefact_folder(module.MODEL), toolchain or TwinToolchain())
+    for program in all_programs(module.SEQUENCE, config):
+        yield program.name, store.get(program)
+
+
 class Session:
     """Weights, kernels and buffers of one model on the current device.
 
@@ -111,7 +131,7 @@ class Session:
         self.npu_attn = npu_attn
         self.driver = current()
         self.profiler = Profiler(self.driver.clock)
-        folder = artefacts if artefacts is not None else cache_root() / "artefacts" / module.MODEL
+        folder = artefacts if artefacts is not None else artefact_folder(module.MODEL)
         self.cache = KernelCache(
             folder, driver=self.driver, profiler=self.profiler, toolchain=toolchain, shared_nonstatic=True
         )

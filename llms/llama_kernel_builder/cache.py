@@ -281,8 +281,8 @@ class KernelCache:
         if seen is not None:
             if seen != mark:
                 raise BadArgument(
-                    f"kernel '{bound.program.name}': static argument '{buffer.name}' was given other data under the "
-                    f"same buffers; call release() of that kernel before loading new weights"
+                    f"kernel '{bound.program.name}': static argument '{buffer.name}' was given other data under "
+                    f"the same buffers; call release() of that kernel before loading new weights"
                 )
             return
         if pool is None or self._shared_static[pool][1] != mark:

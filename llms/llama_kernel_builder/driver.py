@@ -127,7 +127,7 @@ def _open_npu2() -> Driver:
     if not hasattr(module, "hw_context") or not hasattr(module, "ext"):
         raise DriverUnavailable(
             f"the imported pyxrt ({getattr(module, '__file__', 'built in')}) has no hw_context or no ext",
-            "It is too old or another module of the same name; XRT 2.18 or newer with the NPU plugin is needed",
+            "It is too old or another module of that name; XRT 2.18 or newer with the NPU plugin is needed",
         )
     count = int(module.enumerate_devices())
     if count == 0:

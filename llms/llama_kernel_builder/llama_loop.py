@@ -6,7 +6,7 @@ embedding, padding to a bucket, KV cache, final norm, LM head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .block_runner import BlockRunner
 from .blocks import Block
 from .exceptions import SequenceTooLong
 from .model_config import ModelConfig
+from .program import Program
 from .rope_table import tile_per_head
 from .weights import LayerWeights, ModelWeights, to_gemm_layout
 
@@ -83,6 +84,16 @@ def bucket_for(length: int, limit: int) -> int:
     raise SequenceTooLong(
         f"{length} tokens do not fit the largest compiled length {largest}; shorten the prompt"
     )
+
+
+def all_programs(sequence: KernelSequence, config: ModelConfig) -> Iterator[Program]:
+    """The merged ELFs of every prefill bucket, of decode and of the LM head."""
+    for seq_len in BUCKETS:
+        if seq_len <= config.max_position:
+            for block in sequence.prefill_blocks(config, seq_len):
+                yield named(block, suffix(seq_len)).merged()
+    for block in (*sequence.decode_blocks(config), sequence.lm_head(config)):
+        yield block.merged()
 
 
 def suffix(seq_len: int) -> str:

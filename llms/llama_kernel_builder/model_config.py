@@ -88,7 +88,7 @@ class ModelConfig:
         if head_dim is None:
             if emb_dim % n_heads:
                 raise ConfigError(
-                    f"{source}: head_dim is absent and hidden_size {emb_dim} is no multiple of {n_heads} heads"
+                    f"{source}: head_dim is absent and hidden_size {emb_dim} / {n_heads} heads is not whole"
                 )
             head_dim = emb_dim // n_heads
         n_kv = read.need("num_key_value_heads", int)
@@ -193,7 +193,7 @@ def _rope(data: Mapping[str, Any], source: str) -> tuple[float, RopeScaling]:
         raise ConfigError(f"{source}: neither rope_theta nor rope_parameters.rope_theta is given")
     if "rope_theta" in new and data.get("rope_theta") not in (None, new["rope_theta"]):
         raise ConfigError(
-            f"{source}: rope_theta {data['rope_theta']} contradicts rope_parameters.rope_theta {new['rope_theta']}"
+            f"{source}: rope_theta {data['rope_theta']} contradicts rope_parameters' {new['rope_theta']}"
         )
     fields = new if new else old
     kind = fields.get("rope_type", fields.get("type", "default"))

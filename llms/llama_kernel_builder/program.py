@@ -52,7 +52,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class OperandRef:
-    """A contiguous part of a buffer: `offset` in elements, `shape` as the kernel sees it (None: all of it)."""
+    """A contiguous part of a buffer: `offset` in elements, `shape` as the kernel sees it (None: all)."""
 
     buffer: str
     offset: int = 0

@@ -1,0 +1,316 @@
+"""Look up the best measured configuration of a kernel at a shape. Light: standard library only.
+
+    >>> gemm_config(2048, 2048, 2048).method
+    'fused-cast'
+
+A shape without a row raises ``UnmeasuredShape``, which names the command that adds it; nothing is guessed.
+Rows measured on published silicon win over rows measured on one's own, those over rows of the twin; among
+equals the fastest wins. The environment variable ``NPU_KERNEL_REGISTRY`` names further registry folders
+(separated like ``PATH``), laid out like this package: ``details/<op>.json``. A row of such a folder replaces
+a packaged row with the same id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ENV = "NPU_KERNEL_REGISTRY"
+PACKAGED = Path(__file__).resolve().parent
+PROVENANCES = ("published-silicon", "measured-silicon", "twin")
+"""Best first."""
+USABLE_STATUS = ("pass", "in_tier")
+USABLE_CONTEXT = ("standalone", "tile_sweep", "herd_sweep")
+
+DIMS: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("M", "K", "N"),
+    "gemv": ("M", "K"),
+    "gemv_add": ("M", "K"),
+    "norm_gateup_swiglu": ("emb", "hidden"),
+    "rms_norm": ("M", "N"),
+    "layer_norm": ("M", "N"),
+    "rope": ("rows", "head_dim"),
+    "flash_attention": ("lq", "lk", "head_dim", "q_heads", "kv_heads"),
+    "eltwise_add": ("n",),
+    "bias_add": ("rows", "n"),
+    "silu_mul": ("n",),
+    "gelu": ("n",),
+}
+"""Dimensions of every kernel, in the order of a shape on the command line."""
+
+REQUIRED_TILE: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n"),
+    "gemv": ("tile_m", "m_input"),
+    "gemv_add": ("tile_m", "m_input"),
+    "flash_attention": ("lqp", "lkp", "num_q_tiles"),
+    "eltwise_add": ("tile",),
+    "silu_mul": ("tile_n",),
+    "gelu": ("tile_n",),
+}
+"""Tile sizes without which a row cannot configure its kernel."""
+
+Row = Mapping[str, Any]
+
+
+class UnmeasuredShape(LookupError):
+    """No row for this kernel and shape. ``command`` is the shell command that adds one."""
+
+    def __init__(self, op: str, shape: str, detail: str, command: str) -> None:
+        self.op = op
+        self.shape = shape
+        self.command = command
+        text = f"the kernel registry has no usable {op} row for {shape}"
+        super().__init__(f"{text}{f' ({detail})' if detail else ''}; add it with: {command}")
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """The configuration to build a kernel with. ``herd`` is columns by rows of cores.
+
+    ``provenance`` tells where its figures come from; ``latency_us`` is the time of one launch in
+    microseconds, None where the row has no time of its own.
+    """
+
+    op: str
+    method: str
+    tile: dict[str, int]
+    herd: tuple[int, int]
+    attrs: dict[str, Any]
+    provenance: str
+    row_id: str
+    dims: dict[str, int] = field(default_factory=dict)
+    latency_us: float | None = None
+    status: str = "pass"
+
+    def __hash__(self) -> int:
+        return hash((self.row_id, self.op, self.method, self.herd))
+
+
+def roots(registry: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
+    """Registry folders, first wins: ``registry``, those of ``NPU_KERNEL_REGISTRY``, the package."""
+    named = [Path(registry)] if registry is not None else []
+    named += [Path(p) for p in os.environ.get(ENV, "").split(os.pathsep) if p]
+    return tuple(dict.fromkeys([*named, PACKAGED]))
+
+
+_files: dict[Path, tuple[tuple[int, int], dict[tuple[int, ...], list[Row]]]] = {}
+
+
+def _indexed(path: Path, op: str) -> dict[tuple[int, ...], list[Row]]:
+    """Rows of a file by dimensions; parsed again only when the file has changed."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return {}
+    stamp = (stat.st_mtime_ns, stat.st_size)
+    known = _files.get(path)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    index: dict[tuple[int, ...], list[Row]] = {}
+    try:
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            index.setdefault(tuple(row["dims"][d] for d in DIMS[op]), []).append(row)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: not a kernel registry file ({error!r}); run: python -m kernel_registry check"
+        ) from error
+    _files[path] = (stamp, index)
+    return index
+
+
+def rows(op: str, dims: Mapping[str, int], registry: str | os.PathLike[str] | None = None) -> list[Row]:
+    """All rows of a kernel at a shape, of every provenance, context and status."""
+    key = tuple(dims[d] for d in DIMS[op])
+    found: dict[str, Row] = {}
+    for root in roots(registry):
+        for row in _indexed(root / "details" / f"{op}.json", op).get(key, ()):
+            found.setdefault(row["id"], row)
+    return list(found.values())
+
+
+def usable(row: Row) -> bool:
+    """Whether a row can configure a kernel: it passed, stands alone and names its whole configuration."""
+    tile = row.get("tile") or {}
+    return (
+        row["status"] in USABLE_STATUS
+        and row["context"] in USABLE_CONTEXT
+        and row.get("herd") is not None
+        and all(k in tile for k in REQUIRED_TILE.get(row["op"], ()))
+    )
+
+
+def _rank(row: Row) -> tuple[int, int, float, str]:
+    figures = row.get("figures") or {}
+    latency = figures.get("latency_us")
+    return (
+        PROVENANCES.index(row["provenance"]),
+        latency is None,
+        latency if latency is not None else 0.0,
+        row["id"],
+    )
+
+
+def _shape(op: str, dims: Mapping[str, int]) -> str:
+    return "x".join(str(dims[d]) for d in DIMS[op])
+
+
+def best(
+    op: str,
+    dims: Mapping[str, int],
+    *,
+    methods: Sequence[str] = (),
+    attrs: Mapping[str, Any] | None = None,
+    dtype_out: str = "bf16",
+    options: str = "",
+    registry: str | os.PathLike[str] | None = None,
+) -> KernelConfig:
+    """The best usable row of a kernel at a shape.
+
+    ``methods`` restricts the implementation, ``attrs`` must agree with the row's; ``options`` is what the
+    command in the error needs beyond the shape. Raises UnmeasuredShape.
+    """
+    candidates = [
+        row
+        for row in rows(op, dims, registry)
+        if usable(row)
+        and row.get("dtype_out", "bf16") == dtype_out
+        and (not methods or row["method"] in methods)
+        and all((row.get("attrs") or {}).get(k) == v for k, v in (attrs or {}).items())
+    ]
+    if not candidates:
+        shape = _shape(op, dims)
+        command = f"python -m kernel_registry sweep {op} {shape}{f' {options}' if options else ''}"
+        named = ", ".join(f"{d}={dims[d]}" for d in DIMS[op])
+        raise UnmeasuredShape(op, named, options.replace("--", ""), command)
+    row = min(candidates, key=_rank)
+    return KernelConfig(
+        op=op,
+        method=row["method"],
+        tile=dict(row.get("tile") or {}),
+        herd=(row["herd"][0], row["herd"][1]),
+        attrs=dict(row.get("attrs") or {}),
+        provenance=row["provenance"],
+        row_id=row["id"],
+        dims={d: dims[d] for d in DIMS[op]},
+        latency_us=(row.get("figures") or {}).get("latency_us"),
+        status=row["status"],
+    )
+
+
+GEMM_METHODS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("bf16", "high"): ("drain", "fused-cast"),
+    ("bf16", "low"): ("direct",),
+    ("f32", "high"): ("external",),
+}
+"""(output dtype, precision) to methods: ``high`` casts once from f32, ``low`` rounds at every K step."""
+
+
+def gemm_config(
+    M: int,
+    K: int,
+    N: int,
+    output_dtype: str = "bf16",
+    precision: str = "high",
+    *,
+    registry: str | os.PathLike[str] | None = None,
+) -> KernelConfig:
+    """Best GEMM a[M,K] x b[K,N] with ``output_dtype`` bf16 or f32 and ``precision`` high or low.
+
+    Raises UnmeasuredShape, or ValueError for a combination that no kernel offers.
+    """
+    try:
+        methods = GEMM_METHODS[output_dtype, precision]
+    except KeyError:
+        known = "; ".join(f"{d} with {p}" for d, p in GEMM_METHODS)
+        raise ValueError(
+            f"no GEMM writes {output_dtype} with precision {precision!r}; known: {known}"
+        ) from None
+    options = f"--precision {precision}" if output_dtype == "bf16" else f"--output-dtype {output_dtype}"
+    dims = {"M": M, "K": K, "N": N}
+    return best("gemm", dims, methods=methods, dtype_out=output_dtype, options=options, registry=registry)
+
+
+def gemv_config(M: int, K: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
+    """Best GEMV w[M,K] x x[K]. Raises UnmeasuredShape."""
+    return best("gemv", {"M": M, "K": K}, registry=registry)
+
+
+def gemv_add_config(M: int, K: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
+    """Best cascade GEMV with residual add. Raises UnmeasuredShape."""
+    return best("gemv_add", {"M": M, "K": K}, registry=registry)
+
+
+def norm_gateup_swiglu_config(
+    emb: int, hidden: int, *, registry: str | os.PathLike[str] | None = None
+) -> KernelConfig:
+    """Best fused norm, gate/up and SwiGLU stage of decode. Raises UnmeasuredShape."""
+    return best("norm_gateup_swiglu", {"emb": emb, "hidden": hidden}, registry=registry)
+
+
+def rms_norm_config(
+    M: int, N: int, *, method: str = "weighted", registry: str | os.PathLike[str] | None = None
+) -> KernelConfig:
+    """Best RMSNorm of M rows of N. Raises UnmeasuredShape."""
+    options = "" if method == "weighted" else f"--method {method}"
+    return best("rms_norm", {"M": M, "N": N}, methods=(method,), options=options, registry=registry)
+
+
+def layer_norm_config(M: int, N: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
+    """Best LayerNorm of M rows of N. Raises UnmeasuredShape."""
+    return best("layer_norm", {"M": M, "N": N}, registry=registry)
+
+
+def rope_config(
+    rows: int, head_dim: int, *, method: str = "half_split", registry: str | os.PathLike[str] | None = None
+) -> KernelConfig:
+    """Best RoPE of ``rows`` (positions times heads) of ``head_dim``. Raises UnmeasuredShape."""
+    options = "" if method == "half_split" else f"--method {method}"
+    dims = {"rows": rows, "head_dim": head_dim}
+    return best("rope", dims, methods=(method,), options=options, registry=registry)
+
+
+def flash_attention_config(
+    lq: int,
+    lk: int,
+    head_dim: int,
+    q_heads: int,
+    kv_heads: int,
+    causal: bool = True,
+    *,
+    layout: str | None = None,
+    registry: str | os.PathLike[str] | None = None,
+) -> KernelConfig:
+    """Best FlashAttention; ``method`` of the result is the layout, ``seq_first`` or ``head_first``.
+
+    Raises UnmeasuredShape.
+    """
+    dims = {"lq": lq, "lk": lk, "head_dim": head_dim, "q_heads": q_heads, "kv_heads": kv_heads}
+    options = " ".join((["--causal"] if causal else []) + ([f"--method {layout}"] if layout else []))
+    methods = (layout,) if layout else ()
+    return best(
+        "flash_attention", dims, methods=methods, attrs={"causal": causal}, options=options, registry=registry
+    )
+
+
+def eltwise_add_config(n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
+    """Best element-wise add of n elements. Raises UnmeasuredShape."""
+    return best("eltwise_add", {"n": n}, registry=registry)
+
+
+def bias_add_config(rows: int, n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
+    """Best add of a bias row of n to ``rows`` rows. Raises UnmeasuredShape."""
+    return best("bias_add", {"rows": rows, "n": n}, registry=registry)
+
+
+def silu_mul_config(n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
+    """Best silu(gate)*up of n elements. Raises UnmeasuredShape."""
+    return best("silu_mul", {"n": n}, registry=registry)
+
+
+def gelu_config(n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
+    """Best GELU of n elements. Raises UnmeasuredShape."""
+    return best("gelu", {"n": n}, registry=registry)

@@ -281,7 +281,7 @@ class KernelCache:
         if seen is not None:
             if seen != mark:
                 raise BadArgument(
-                    f"kernel '{bound.program.name}': static argument '{buffer.name}' was given other data under "
+                    f"kernel '{bound.program.name}': static argument '{buffer.name}' got other data under "
                     f"the same buffers; call release() of that kernel before loading new weights"
                 )
             return

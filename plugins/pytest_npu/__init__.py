@@ -1,1 +1,26 @@
-"""pytest plugin: device, lock, phases, watchdog and reports for LLM deployments on AMD NPUs."""
+"""pytest_npu: a pytest plugin that verifies LLM deployments on AMD's NPU2 or on its digital twin.
+
+The plugin is inert until a test below a model folder (a folder with `verify_adapter.py`), a test that uses
+its fixtures or markers, or one of its options asks for it. `pytest_npu.plugin` holds the hooks; its own hooks
+are in `pytest_npu.newhooks`.
+"""
+
+from __future__ import annotations
+
+from .exceptions import (
+    DevicePoisoned,
+    DeviceUnavailable,
+    EventLogError,
+    LockTimeout,
+    NpuPluginError,
+    RecordError,
+)
+
+__all__ = [
+    "DevicePoisoned",
+    "DeviceUnavailable",
+    "EventLogError",
+    "LockTimeout",
+    "NpuPluginError",
+    "RecordError",
+]

@@ -1,0 +1,58 @@
+"""Names and limits that more than one part of the plugin needs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Version of the event log's lines. A reader refuses a newer one.
+EVENT_SCHEMA: Final = 1
+#: Version of `results.json`.
+RESULTS_SCHEMA: Final = 1
+
+#: The file every hardware command of the mlir-air examples locks. Deliberately not below `$TMPDIR`: two
+#: users with different TMPDIR share one NPU.
+DEFAULT_LOCK_FILE: Final = "/tmp/mlir-air-npu.lock"
+#: Seconds; the limit that the mlir-air examples pass to flock(1).
+DEFAULT_LOCK_TIMEOUT_S: Final = 1800.0
+LOCK_FILE_ENV: Final = "NPU_LOCK_FILE"
+LOCK_TIMEOUT_ENV: Final = "NPU_LOCK_TIMEOUT"
+
+DEFAULT_REPORT_DIR: Final = "reports"
+#: Folder name of runs of tests that use the plugin outside of any model folder.
+NO_MODEL: Final = "framework"
+#: The file that makes a folder a model folder.
+ADAPTER_FILE: Final = "verify_adapter.py"
+
+TWIN: Final = "twin"
+NPU2: Final = "npu2"
+DEVICE_LABELS: Final = {TWIN: "twin (modelled)", NPU2: "npu2 (measured)"}
+
+DEFAULT_N_TOKENS: Final = 32
+DEFAULT_PROMPTS: Final = 2
+
+#: Seconds without any sign of progress of a test phase before the supervisor calls it hung. A cold start
+#: (weights, reference, compilation) of the largest model in scope stays well below it.
+DEFAULT_HANG_TIMEOUT_S: Final = 900.0
+#: The driver's own time-out is about 6.1 s (XRT 2.25.0); a run that took that long was aborted by the driver.
+DRIVER_TIMEOUT_S: Final = 6.1
+
+PHASES: Final = {
+    0: "reference",
+    1: "kernels",
+    2: "block",
+    3: "full model",
+    4: "prefill",
+    5: "decode",
+    6: "finalize",
+    7: "audit",
+}
+
+FIXTURES: Final = frozenset(
+    {"npu_device", "npu_lock", "npu_record", "npu_benchmark", "deployment", "hf_reference", "device_clock"}
+)
+#: Attribute of test reports that carries our fields, also from xdist workers to the controller.
+REPORT_FIELD: Final = "npu"
+#: A test that requests one of these is a performance test.
+PERF_FIXTURE: Final = "npu_benchmark"
+#: Warm-up and timed rounds. The twin's clock is deterministic: more rounds would repeat the same number.
+ROUNDS: Final = {TWIN: (1, 3), NPU2: (5, 20)}

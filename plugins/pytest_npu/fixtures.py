@@ -1,0 +1,133 @@
+"""Fixtures for tests of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .device import Clock, Device
+from .events import to_jsonable
+from .exceptions import DevicePoisoned, DeviceUnavailable
+from .lock import NpuLock
+from .models import model_name
+from .options import NpuOptions
+from .state import NpuState, state_of
+
+RecordFunction = Callable[[str, Any], None]
+
+
+@pytest.fixture(scope="session")
+def npu_device(request: pytest.FixtureRequest) -> Device:
+    """The opened device: `name`, `label`, `clock` and whatever the driver adds (`module` is its pyxrt).
+
+    A device that failed earlier in the run fails every later test that wants it, with the first cause.
+    """
+    return _open(state_of(request.config))
+
+
+def _open(state: NpuState) -> Device:
+    try:
+        return state.device.open()
+    except (DevicePoisoned, DeviceUnavailable) as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(autouse=False)
+def npu_lock(request: pytest.FixtureRequest) -> Iterator[NpuLock]:
+    """The machine-wide NPU lock as a context manager: ``with npu_lock: <work on the device>``.
+
+    Hold it from opening a hardware context to closing it, never during compilation, reference or
+    comparison. A lock that a test leaves acquired is released when the test ends. On the twin it costs
+    nothing: every process has a device of its own.
+    """
+    lock = state_of(request.config).make_lock()
+    yield lock
+    while lock.held:
+        lock.release()
+
+
+@pytest.fixture(scope="session")
+def device_clock(npu_device: Device) -> Clock:
+    """Clock of the device; `now()` in seconds, modelled on the twin and measured on silicon."""
+    return npu_device.clock
+
+
+@pytest.fixture(scope="module")
+def deployment(request: pytest.FixtureRequest, npu_device: Device) -> Any:
+    """The deployment of the model in whose folder the test is; opened once per process and model."""
+    state = state_of(request.config)
+    folder = state.folders.of(Path(request.path))
+    if folder is None:
+        raise pytest.UsageError(
+            f"the fixture 'deployment' needs a test below a model folder (one with verify_adapter.py); "
+            f"{request.path} is in none"
+        )
+    if folder not in state.deployments:
+        opened = request.config.hook.pytest_npu_open_deployment(
+            config=request.config, folder=folder, options=state.options, device=npu_device
+        )
+        state.deployments[folder] = opened
+        state.emit("deployment", model=model_name(folder), folder=str(folder), **describe(opened))
+    return state.deployments[folder]
+
+
+def open_default_deployment(folder: Path, options: NpuOptions, device: Device) -> Any:
+    """Open the deployment of a model folder with `llms.verify`."""
+    from llms.verify.deployment import Deployment
+
+    return Deployment.from_folder(
+        folder, model=options.model, checkpoint=options.checkpoint, use_cache=options.use_cache
+    )
+
+
+def describe(opened: Any) -> dict[str, Any]:
+    """What a report says about a deployment: checkpoint, variant, configuration."""
+    checkpoint = getattr(opened, "checkpoint", None)
+    fields = ("label", "kind", "path", "content_hash")
+    config = getattr(opened, "config", None)
+    return {
+        "checkpoint": {name: _text(getattr(checkpoint, name, None)) for name in fields}
+        if checkpoint
+        else None,
+        "variant": _text(getattr(opened, "model_name", None)),
+        "config": {k: v for k, v in vars(config).items() if isinstance(v, (int, float, str, bool))}
+        if hasattr(config, "__dict__")
+        else {},
+    }
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+@pytest.fixture(scope="module")
+def hf_reference(deployment: Any) -> Any:
+    """The Hugging Face bf16 reference of the deployment, on the same checkpoint."""
+    return deployment.hf_reference()
+
+
+@pytest.fixture
+def npu_record(request: pytest.FixtureRequest) -> RecordFunction:
+    """Put a result into the report: ``npu_record(kind, payload)`` with a JSON-able payload.
+
+    Known kinds (`topk_gate`, `diagnosis`, `profile`, ..) get a section of their own in the report, others
+    are listed as they are. Recorded at once, so it is in the report whatever happens next. Raises
+    `pytest_npu.RecordError` naming the entry that JSON cannot carry.
+    """
+    state = state_of(request.config)
+    nodeid = request.node.nodeid
+
+    def record(kind: str, payload: Any) -> None:
+        info = state.tests.get(nodeid)
+        state.emit(
+            "record",
+            model=info.model if info else model_name(state.folders.of(Path(request.path))),
+            nodeid=nodeid,
+            kind=kind,
+            payload=to_jsonable(payload, kind),
+        )
+
+    return record

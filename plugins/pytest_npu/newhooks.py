@@ -1,0 +1,44 @@
+"""Hooks of the plugin, for conftest files and other plugins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .options import NpuOptions
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_npu_open_device(config: pytest.Config, name: str) -> Device | None:
+    """Open the device `name` (`twin` or `npu2`).
+
+    The first plugin that returns an object with `name`, `label` and `clock` wins. Raise
+    `pytest_npu.DeviceUnavailable(reason, remedy)` when the device cannot be used.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_npu_open_deployment(
+    config: pytest.Config, folder: Path, options: NpuOptions, device: Device
+) -> Any:
+    """Open the deployment of the model in `folder`; called once per model and process.
+
+    The default builds `llms.verify.deployment.Deployment` from the folder's adapter.
+    """
+
+
+@pytest.hookspec()
+def pytest_npu_preflight(config: pytest.Config, device: Device | None) -> list[dict[str, Any]] | None:
+    """Facts about the machine to check before device work: `{"name", "value", "ok", "remedy"}` each.
+
+    `ok` False with `--npu` ends the run with exit code 4 and the remedy; `ok` None is information only.
+    """
+
+
+@pytest.hookspec()
+def pytest_npu_reports(config: pytest.Config, folders: dict[str, Path]) -> None:
+    """The reports of the run were written; `folders` has the run folder of every model."""

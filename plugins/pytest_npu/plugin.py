@@ -1,0 +1,151 @@
+"""Hooks of the plugin, and nothing else; each docstring names the hook it implements."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from . import benchmark_bridge, html_bridge, newhooks, session, terminal, xdist_bridge
+from .device import Device, open_default_device
+from .fixtures import (
+    deployment,
+    device_clock,
+    hf_reference,
+    npu_device,
+    npu_lock,
+    npu_record,
+    open_default_deployment,
+)
+from .header import header_lines
+from .options import NpuOptions, add_options
+from .phases import register_markers
+from .state import STATE, NpuState, state_of
+
+__all__ = ["deployment", "device_clock", "hf_reference", "npu_device", "npu_lock", "npu_record"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register options; `pytest_addoption`."""
+    add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register our own hooks; `pytest_addhooks`."""
+    pluginmanager.add_hookspecs(newhooks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Markers, state and bridges to optional plugins; `pytest_configure`."""
+    register_markers(config)
+    state = session.create_state(config)
+    config.stash[STATE] = state
+    config.pluginmanager.register(SessionHooks(state), "npu-session")
+    xdist_bridge.register(state)
+    benchmark_bridge.register(config)
+    html_bridge.register(config)
+    session.require_device(state)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close what is open; `pytest_unconfigure`."""
+    if STATE in config.stash:
+        config.stash[STATE].close()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str] | None:
+    """Header when it is known early that we take part; `pytest_report_header`."""
+    state = state_of(config)
+    return header_lines(state) if session.header_is_known_early(state) else None
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str] | None:
+    """Header when collected tests are ours; `pytest_report_collectionfinish`."""
+    state = state_of(config)
+    if not state.active or session.header_is_known_early(state) or config.get_verbosity() < 0:
+        return None
+    return header_lines(state)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, Any, Any]:
+    """Select and order after everybody else; `pytest_collection_modifyitems`."""
+    result = yield
+    session.take_collection(state_of(config), items)
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what a failed phase blocks; `pytest_runtest_setup`."""
+    session.block_or_go_on(state_of(item.config), item)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add phase, model, device and times to the report; `pytest_runtest_makereport`."""
+    report = yield
+    session.complete_report(state_of(item.config), item, report)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Results by phase and where the reports are; `pytest_terminal_summary`."""
+    terminal.write_summary(terminalreporter, state_of(config))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_npu_open_device(name: str) -> Device:
+    """Open a driver of the host runtime; `pytest_npu_open_device`."""
+    return open_default_device(name)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_npu_open_deployment(folder: Path, options: NpuOptions, device: Device) -> Any:
+    """Open a deployment of `llms.verify`; `pytest_npu_open_deployment`."""
+    return open_default_deployment(folder, options, device)
+
+
+class SessionHooks:
+    """Hooks whose arguments do not lead to the configuration; registered per run."""
+
+    def __init__(self, state: NpuState) -> None:
+        self._state = state
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Log what could not be collected; `pytest_collectreport`."""
+        session.log_collect_error(self._state, report)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Log the start of a test; `pytest_runtest_logstart`."""
+        session.log_start(self._state, nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Log a phase of a test; `pytest_runtest_logreport`."""
+        session.log_report(self._state, report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Log the end of a test; `pytest_runtest_logfinish`."""
+        session.log_finish(self._state, nodeid)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Log Ctrl-C and `pytest.exit`; `pytest_keyboard_interrupt`."""
+        session.log_interrupt(self._state, excinfo)
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """Log an internal error; `pytest_internalerror`."""
+        session.log_internal_error(self._state, str(excrepr))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, Any, Any]:
+        """Write the reports before anything else can fail; `pytest_sessionfinish`."""
+        session.finish(self._state, exitstatus)
+        return (yield)

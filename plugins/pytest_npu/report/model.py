@@ -1,0 +1,311 @@
+"""From events to results: what happened to each test, what a phase's verdict is, what was recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..constants import PHASES
+from ..events import Event
+
+#: Outcomes that make a run FAIL, most severe first.
+BAD = ("crashed", "error", "failed")
+#: Outcomes that leave a run INCOMPLETE.
+OPEN = ("interrupted", "not run")
+#: Every outcome, in the order reports list them.
+OUTCOMES = (*BAD, *OPEN, "passed", "xfailed", "xpassed", "blocked", "skipped")
+
+
+@dataclass
+class TestResult:
+    """One test of a run. Times in seconds; `lock_wait_s` is contained in `duration_s`.
+
+    `outcome`: passed, failed, error (setup or teardown), crashed (the process died or was ended),
+    interrupted, skipped, blocked (an earlier phase failed), xfailed, xpassed, not run.
+    """
+
+    __test__ = False  # not a test class, whatever the name says to pytest
+
+    nodeid: str
+    phase: int | None = None
+    perf: bool = False
+    outcome: str = "not run"
+    duration_s: float = 0.0
+    lock_wait_s: float = 0.0
+    device_s: float = 0.0
+    reruns: int = 0
+    worker: str = ""
+    reason: str = ""
+    details: list[tuple[str, str]] = field(default_factory=list)
+    started: bool = False
+    finished: bool = False
+
+    @property
+    def name(self) -> str:
+        """Node id without the folder, the way people refer to the test."""
+        path, sep, rest = self.nodeid.partition("::")
+        return f"{path.rpartition('/')[2]}{sep}{rest}"
+
+    @property
+    def active_s(self) -> float:
+        """Duration without the time spent waiting for the NPU lock."""
+        return max(0.0, self.duration_s - self.lock_wait_s)
+
+
+@dataclass(frozen=True)
+class PhaseSummary:
+    """Counts and times of one phase; `phase` None holds the tests without a phase."""
+
+    phase: int | None
+    counts: dict[str, int]
+    duration_s: float
+    lock_wait_s: float
+    verdict: str
+
+    @property
+    def title(self) -> str:
+        """`6 finalize`, or `no phase`."""
+        return "no phase" if self.phase is None else f"{self.phase} {PHASES.get(self.phase, '')}".strip()
+
+
+@dataclass
+class RunReport:
+    """Everything one event log says about one model."""
+
+    model: str
+    run_id: str = ""
+    session: dict[str, Any] = field(default_factory=dict)
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    finished: bool = False
+    exit_status: int | None = None
+    device: dict[str, Any] = field(default_factory=dict)
+    deployment: dict[str, Any] = field(default_factory=dict)
+    preflight: list[dict[str, Any]] = field(default_factory=list)
+    tests: dict[str, TestResult] = field(default_factory=dict)
+    deselected: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    locks: list[dict[str, Any]] = field(default_factory=list)
+    crashes: list[dict[str, Any]] = field(default_factory=list)
+    collect_errors: list[dict[str, Any]] = field(default_factory=list)
+    retries: list[dict[str, Any]] = field(default_factory=list)
+    interrupts: list[str] = field(default_factory=list)
+    poisoned: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of tests per outcome, in the order of OUTCOMES; collection errors count as error."""
+        counter = Counter(test.outcome for test in self.tests.values())
+        counter["error"] += len(self.collect_errors)
+        return {name: counter[name] for name in OUTCOMES if counter[name]}
+
+    @property
+    def verdict(self) -> str:
+        """PASS, FAIL, INCOMPLETE or EMPTY. Nothing passes because it did not run."""
+        return _verdict(self.counts, complete=self.finished and not self.interrupts)
+
+    @property
+    def phases(self) -> list[PhaseSummary]:
+        """Summaries of all phases that have tests, tests without a phase last."""
+        keys = sorted({t.phase for t in self.tests.values()}, key=lambda p: 99 if p is None else p)
+        return [self._phase(key) for key in keys]
+
+    def _phase(self, phase: int | None) -> PhaseSummary:
+        tests = [t for t in self.tests.values() if t.phase == phase]
+        counter = Counter(t.outcome for t in tests)
+        counts = {name: counter[name] for name in OUTCOMES if counter[name]}
+        return PhaseSummary(
+            phase,
+            counts,
+            sum(t.duration_s for t in tests),
+            sum(t.lock_wait_s for t in tests),
+            "BLOCKED" if counts and set(counts) == {"blocked"} else _verdict(counts, complete=True),
+        )
+
+    def records_of(self, kind: str) -> list[dict[str, Any]]:
+        """Records of one kind in the order they were made, each with `nodeid`, `kind` and `payload`."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    @property
+    def device_label(self) -> str:
+        """`twin (modelled)` or `npu2 (measured)`."""
+        return str(self.device.get("label", "no device used"))
+
+    @property
+    def checkpoint_label(self) -> str:
+        """The weights that were used."""
+        checkpoint = self.deployment.get("checkpoint") or {}
+        return str(checkpoint.get("label", "no checkpoint used"))
+
+    @property
+    def lock_wait_s(self) -> float:
+        """Time all tests together waited for the NPU lock."""
+        return sum(test.lock_wait_s for test in self.tests.values())
+
+
+def _verdict(counts: dict[str, int], *, complete: bool) -> str:
+    if any(counts.get(name) for name in BAD):
+        return "FAIL"
+    if not complete or any(counts.get(name) for name in OPEN):
+        return "INCOMPLETE"
+    if not counts.get("passed") and not counts.get("xfailed") and not counts.get("xpassed"):
+        return "EMPTY" if not counts.get("blocked") else "FAIL"
+    return "PASS"
+
+
+def build_run_report(model: str, events: Iterable[Event]) -> RunReport:
+    """Read the events of one model's log. Unknown events are ignored: a newer release may add some."""
+    report = RunReport(model)
+    for event in events:
+        if report.started_at == 0.0:
+            report.started_at = float(event.get("t", 0.0))
+        report.ended_at = float(event.get("t", report.ended_at))
+        handler = _HANDLERS.get(event.get("event", ""))
+        if handler is not None:
+            handler(report, event)
+    for test in report.tests.values():
+        if test.started and not test.finished and test.outcome not in BAD:
+            test.outcome = "interrupted"
+            test.reason = test.reason or (
+                report.interrupts[-1] if report.interrupts else "the run ended while this test was running"
+            )
+    return report
+
+
+def _test(report: RunReport, event: Event) -> TestResult:
+    nodeid = event["nodeid"]
+    if nodeid not in report.tests:
+        report.tests[nodeid] = TestResult(nodeid, event.get("phase"))
+    return report.tests[nodeid]
+
+
+def _on_session_start(report: RunReport, event: Event) -> None:
+    report.session = event
+    report.run_id = str(event.get("run_id", ""))
+
+
+def _on_session_finish(report: RunReport, event: Event) -> None:
+    report.finished = True
+    report.exit_status = event.get("exit_status")
+
+
+def _on_collected(report: RunReport, event: Event) -> None:
+    for entry in event["tests"]:
+        test = _test(report, entry)
+        test.phase, test.perf = entry.get("phase"), bool(entry.get("perf"))
+
+
+def _on_test_start(report: RunReport, event: Event) -> None:
+    test = _test(report, event)
+    test.phase = event.get("phase", test.phase)
+    fresh = TestResult(test.nodeid, test.phase, test.perf, worker=event.get("worker") or "", started=True)
+    fresh.reruns = test.reruns
+    report.tests[test.nodeid] = fresh
+
+
+def _on_test_phase(report: RunReport, event: Event) -> None:
+    test = _test(report, event)
+    when, outcome, text = event["when"], event["outcome"], event.get("longrepr") or ""
+    test.started = True
+    test.duration_s += float(event.get("duration_s") or 0.0)
+    test.lock_wait_s += float(event.get("lock_wait_s") or 0.0)
+    test.device_s += float(event.get("device_s") or 0.0)
+    if outcome == "rerun":
+        test.reruns += 1
+        test.details.append((f"{when}, run again", text))
+        test.outcome = "not run"
+        return
+    if outcome == "failed":
+        test.outcome = (
+            "failed" if when == "call" and test.outcome not in BAD else _worse(test.outcome, "error")
+        )
+        test.reason = test.reason or _first_line(text)
+        test.details.append((when, text))
+        test.details.extend((title, body) for title, body in event.get("sections") or () if body.strip())
+    elif outcome == "skipped":
+        if event.get("wasxfail") is not None:
+            test.outcome = "xfailed"
+        else:
+            test.outcome = "blocked" if event.get("blocked_by") else "skipped"
+        test.reason = str(event.get("wasxfail") or text)
+    elif when == "call":
+        test.outcome = "xpassed" if event.get("wasxfail") is not None else "passed"
+
+
+def _worse(old: str, new: str) -> str:
+    return old if old in BAD and BAD.index(old) < BAD.index(new) else new
+
+
+def _on_test_finish(report: RunReport, event: Event) -> None:
+    _test(report, event).finished = True
+
+
+def _on_crash(report: RunReport, event: Event) -> None:
+    report.crashes.append(event)
+    if event.get("nodeid"):
+        test = _test(report, event)
+        test.outcome, test.reason, test.started, test.finished = "crashed", event["cause"], True, True
+        text = event.get("detail") or ""
+        test.details.append(("crash", f"{event['cause']}\n{text}".strip()))
+        if event.get("stacks"):
+            test.details.append(("stacks", event["stacks"]))
+
+
+def _on_interrupt(report: RunReport, event: Event) -> None:
+    report.interrupts.append(str(event["reason"]))
+
+
+def _on_poisoned(report: RunReport, event: Event) -> None:
+    report.poisoned = report.poisoned or str(event["cause"])
+
+
+def _on_device(report: RunReport, event: Event) -> None:
+    report.device = {k: event.get(k) for k in ("name", "label", "details")}
+
+
+def _on_deployment(report: RunReport, event: Event) -> None:
+    report.deployment = {k: event.get(k) for k in ("checkpoint", "config", "folder", "variant")}
+
+
+def _on_collect_error(report: RunReport, event: Event) -> None:
+    if all(known["nodeid"] != event["nodeid"] for known in report.collect_errors):
+        report.collect_errors.append(event)
+
+
+def _on_deselected(report: RunReport, event: Event) -> None:
+    known = {nodeid for entry in report.deselected for nodeid in entry["nodeids"]}
+    fresh = [nodeid for nodeid in event["nodeids"] if nodeid not in known]
+    if fresh:
+        report.deselected.append({"nodeids": fresh, "reason": event["reason"]})
+
+
+def _first_line(text: str) -> str:
+    """The line of a traceback that says most: the first with pytest's `E` margin, else the last."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if line.startswith("E  "):
+            return line[1:].strip()
+    return lines[-1].strip() if lines else ""
+
+
+_HANDLERS = {
+    "session_start": _on_session_start,
+    "session_finish": _on_session_finish,
+    "preflight": lambda report, event: report.preflight.extend(event["facts"]),
+    "device": _on_device,
+    "deployment": _on_deployment,
+    "collected": _on_collected,
+    "deselected": _on_deselected,
+    "collect_error": _on_collect_error,
+    "test_start": _on_test_start,
+    "test_phase": _on_test_phase,
+    "test_finish": _on_test_finish,
+    "record": lambda report, event: report.records.append(event),
+    "lock": lambda report, event: report.locks.append(event),
+    "retry": lambda report, event: report.retries.append(event),
+    "crash": _on_crash,
+    "poisoned": _on_poisoned,
+    "interrupt": _on_interrupt,
+}

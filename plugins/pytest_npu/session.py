@@ -1,0 +1,275 @@
+"""What the hooks do: collection, phases, logging, end of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import benchmark_bridge, supervised, xdist_bridge
+from .constants import DEVICE_LABELS, REPORT_FIELD, TWIN
+from .device import DeviceHolder
+from .events import Event, Sink, clip
+from .models import is_ours, is_perf_test, model_name
+from .options import NpuOptions
+from .phases import PhaseGate, order_by_phase, phase_label, phase_of
+from .report.write import write_reports
+from .runlogs import RunLogs
+from .state import NpuState, Role, TestInfo
+
+_BLOCKED_BY: pytest.StashKey[str] = pytest.StashKey()
+
+#: Options that print something instead of running tests.
+_QUESTIONS = (
+    "help",
+    "version",
+    "markers",
+    "showfixtures",
+    "show_fixtures_per_test",
+    "collectonly",
+    "cacheshow",
+)
+
+
+class _NoSink:
+    """For runs that execute nothing, and for xdist workers of a controller without the plugin."""
+
+    def emit(self, event: Event) -> None:
+        """Drop the event."""
+
+
+def _only_asks(config: pytest.Config) -> bool:
+    return any(config.getoption(name, None) for name in _QUESTIONS)
+
+
+def create_state(config: pytest.Config) -> NpuState:
+    """Build the state of this process from its options and role."""
+    options = NpuOptions.from_config(config)
+    role = xdist_bridge.role_of(config)
+    gate = PhaseGate(options.phase_order)
+    device = DeviceHolder(config, options.device)
+    logs: RunLogs | None = None
+    sink: Sink
+    if role is Role.WORKER:
+        settings = xdist_bridge.worker_settings(config)
+        gate.restore(settings.get("failed_phases", {}))
+        device.poisoned = settings.get("poisoned")
+        if "threads" in settings:
+            xdist_bridge.cap_threads(int(settings["threads"]))
+        sink = xdist_bridge.worker_sink(config) or _NoSink()
+    elif (pipe := supervised.pipe_sink()) is not None:
+        sink = pipe
+        past = supervised.past()
+        gate.restore(past.failed_phases)
+        device.poisoned = past.poisoned
+    elif _only_asks(config):
+        sink = _NoSink()
+    else:
+        sink = logs = RunLogs(options.report_dir, options.run_id)
+    state = NpuState(config, options, role, sink, logs, device, gate)
+    if role is Role.WORKER:
+        state.worker_id = str(config.workerinput["workerid"])  # type: ignore[attr-defined]
+    return state
+
+
+def require_device(state: NpuState) -> None:
+    """With `--npu`: end the run with exit code 4 when this process cannot use an NPU."""
+    if _only_asks(state.config) or state.device.poisoned is not None:
+        return
+    if state.role is Role.CONTROLLER and any(spec != "popen" for spec in state.config.getoption("tx")):
+        return  # workers on other hosts have NPUs of their own
+    state.device.require()
+
+
+def header_is_known_early(state: NpuState) -> bool:
+    """True when the header can be printed before the collection."""
+    if state.options.asked:
+        return True
+    return state.role is Role.CONTROLLER and bool(xdist_bridge.model_folders_of_args(state.config))
+
+
+def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
+    """Order, deselect and log the collected tests that are ours."""
+    ours = {item: state.folders.of(item.path) for item in items if is_ours(item, state.folders)}
+    if not ours:
+        return
+    state.activate()
+    if state.role is Role.WORKER:
+        _deselect_perf_tests(state, items, ours)
+    if state.options.phase_order:
+        order_by_phase(items, lambda item: str(ours[item]) if ours.get(item) is not None else None)
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for item in items:
+        if item not in ours:
+            continue
+        info = TestInfo(item.nodeid, model_name(ours[item]), ours[item], phase_of(item), is_perf_test(item))
+        state.tests[item.nodeid] = info
+        mark = item.get_closest_marker("npu_hang_timeout")
+        if mark is not None:
+            state.hang_limits[item.nodeid] = float(mark.args[0])
+        if info.perf:
+            benchmark_bridge.use_device_clock(item, state)
+        entry = {"nodeid": info.nodeid, "phase": info.phase, "perf": info.perf}
+        by_model.setdefault(info.model, []).append(entry)
+    for model, tests in by_model.items():
+        state.emit("collected", model=model, tests=tests)
+
+
+def _deselect_perf_tests(
+    state: NpuState, items: list[pytest.Item], ours: dict[pytest.Item, Path | None]
+) -> None:
+    perf = [item for item in items if item in ours and is_perf_test(item)]
+    if not perf:
+        return
+    items[:] = [item for item in items if item not in set(perf)]
+    state.config.hook.pytest_deselected(items=perf)
+    by_model: dict[str, list[str]] = {}
+    for item in perf:
+        by_model.setdefault(model_name(ours.pop(item)), []).append(item.nodeid)
+    for model, nodeids in by_model.items():
+        state.emit("deselected", model=model, nodeids=nodeids, reason=benchmark_bridge.XDIST_REASON)
+
+
+def block_or_go_on(state: NpuState, item: pytest.Item) -> None:
+    """Skip a test whose model failed in an earlier phase."""
+    item.stash.setdefault(_BLOCKED_BY, "")
+    item.stash[_BLOCKED_BY] = ""
+    info = state.tests.get(item.nodeid)
+    failure = state.gate.blocker(info.model, info.phase) if info else None
+    if info is not None and failure is not None:
+        item.stash[_BLOCKED_BY] = failure.nodeid
+        pytest.skip(
+            f"blocked: {phase_label(failure.phase)} of {info.model} failed ({failure.nodeid}); "
+            "--no-phase-order runs it anyway"
+        )
+
+
+def complete_report(state: NpuState, item: pytest.Item, report: pytest.TestReport) -> None:
+    """Add what we know to a test report, and fail a performance test that measured nothing."""
+    info = state.tests.get(item.nodeid)
+    if info is None:
+        return
+    if info.perf and report.when == "call":
+        benchmark_bridge.require_record(state, item, report)
+    extra = {
+        "model": info.model,
+        "phase": info.phase,
+        "device": DEVICE_LABELS[state.device.name],
+        "blocked_by": item.stash.get(_BLOCKED_BY, ""),
+        "lock_wait_s": state.lock_wait_s,
+        "device_s": _device_time(state),
+        "worker": state.worker_id,
+    }
+    setattr(report, REPORT_FIELD, extra)
+    state.lock_wait_s = 0.0
+
+
+def _device_time(state: NpuState) -> float:
+    """Modelled device time since the last report of a phase; silicon has no such clock."""
+    if state.device.name != TWIN or state.device.opened is None:
+        return 0.0
+    now = state.device.now()
+    spent, state.device_mark = now - state.device_mark, now
+    return max(0.0, spent)
+
+
+def log_start(state: NpuState, nodeid: str) -> None:
+    """Log that a test begins."""
+    info = state.tests.get(nodeid)
+    state.current = info
+    if info is not None:
+        state.started.add(nodeid)
+    if info is not None and state.role is not Role.CONTROLLER:
+        limit = state.hang_limits.get(nodeid)
+        state.emit(
+            "test_start",
+            model=info.model,
+            nodeid=nodeid,
+            phase=info.phase,
+            worker=state.worker_id,
+            hang_limit_s=limit,
+        )
+
+
+def log_report(state: NpuState, report: pytest.TestReport) -> None:
+    """Log setup, call or teardown of a test."""
+    info = state.tests.get(report.nodeid)
+    if info is None or state.role is Role.CONTROLLER:
+        return
+    if report.failed:
+        state.gate.note_failure(info.model, info.phase, report.nodeid)
+    extra: dict[str, Any] = getattr(report, REPORT_FIELD, {})
+    state.emit(
+        "test_phase",
+        model=info.model,
+        nodeid=report.nodeid,
+        phase=info.phase,
+        when=report.when,
+        outcome=report.outcome,
+        duration_s=report.duration,
+        longrepr=clip(_reason(report)),
+        sections=[(title, clip(body, 20_000)) for title, body in report.sections] if report.failed else [],
+        wasxfail=getattr(report, "wasxfail", None),
+        blocked_by=extra.get("blocked_by", ""),
+        lock_wait_s=extra.get("lock_wait_s", 0.0),
+        device_s=extra.get("device_s", 0.0),
+        worker=state.worker_id,
+    )
+    supervised.forward_report(state, report)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return report.longreprtext
+
+
+def log_finish(state: NpuState, nodeid: str) -> None:
+    """Log that a test is over."""
+    info = state.tests.get(nodeid)
+    state.current = None
+    if info is not None and state.role is not Role.CONTROLLER:
+        state.emit("test_finish", model=info.model, nodeid=nodeid, worker=state.worker_id)
+
+
+def log_collect_error(state: NpuState, report: pytest.CollectReport) -> None:
+    """Log a module below a model folder that cannot be collected."""
+    if not report.failed or state.role is Role.CONTROLLER or not report.nodeid:
+        return
+    folder = state.folders.of_nodeid(report.nodeid, state.config.rootpath)
+    if folder is None:
+        return
+    state.activate()
+    state.emit(
+        "collect_error",
+        model=model_name(folder),
+        nodeid=report.nodeid,
+        longrepr=clip(str(report.longrepr or "")),
+    )
+
+
+def log_interrupt(state: NpuState, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Log Ctrl-C or `pytest.exit`."""
+    if state.role is Role.WORKER or not state.active:
+        return
+    reason = (
+        "interrupted by the user (Ctrl-C)" if excinfo.errisinstance(KeyboardInterrupt) else str(excinfo.value)
+    )
+    state.emit("interrupt", reason=reason, nodeid=state.current.nodeid if state.current else None)
+
+
+def log_internal_error(state: NpuState, text: str) -> None:
+    """Log an internal error of pytest or of a plugin."""
+    if state.active and state.role is not Role.WORKER:
+        state.emit("crash", nodeid=None, cause="internal error of pytest or a plugin", detail=clip(text))
+
+
+def finish(state: NpuState, exit_status: int) -> None:
+    """Log the end and write the reports."""
+    if not state.active or state.role is Role.WORKER:
+        return
+    state.emit("session_finish", exit_status=int(exit_status))
+    if state.logs is not None:
+        state.written = write_reports(state.logs)
+        state.config.hook.pytest_npu_reports(config=state.config, folders=state.logs.folders)

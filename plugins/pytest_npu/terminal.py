@@ -1,0 +1,99 @@
+"""Summary in the terminal: one table of phases per model, key figures, and the report's path."""
+
+from __future__ import annotations
+
+from _pytest.terminal import TerminalReporter
+
+from .header import relative
+from .report.model import RunReport
+from .report.write import Written
+from .state import NpuState
+
+_COLOURS = {"PASS": "green", "FAIL": "red", "INCOMPLETE": "yellow", "EMPTY": "yellow"}
+
+
+def write_summary(reporter: TerminalReporter, state: NpuState) -> None:
+    """Print the summary of every model that took part in this run."""
+    reasons: dict[str, int] = {}
+    for reason in state.deselected.values():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    if not state.written and not reasons:
+        return
+    for written in state.written:
+        reporter.write_sep("=", f"npu: {written.report.model}")
+        for line in summary_lines(written.report):
+            reporter.write_line(line)
+        verdict = written.report.verdict
+        reporter.write_line(verdict_line(written.report), **{_COLOURS[verdict]: True, "bold": True})
+        for line in path_lines(written):
+            reporter.write_line(line)
+    for reason, count in reasons.items():
+        reporter.write_line(f"npu: {count} test(s) deselected: {reason}", yellow=True)
+
+
+def summary_lines(report: RunReport) -> list[str]:
+    """Device, checkpoint, the phase table and key figures."""
+    lines = [f"device {report.device_label}; checkpoint {report.checkpoint_label}"]
+    rows = [("phase", "verdict", "tests", "time", "lock wait")]
+    for phase in report.phases:
+        counts = ", ".join(f"{count} {name}" for name, count in phase.counts.items())
+        rows.append(
+            (phase.title, phase.verdict, counts, f"{phase.duration_s:.1f} s", f"{phase.lock_wait_s:.1f} s")
+        )
+    if not any(row[4] != "0.0 s" for row in rows[1:]):
+        rows = [row[:4] for row in rows]  # type: ignore[misc]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines += figure_lines(report)
+    return lines
+
+
+def figure_lines(report: RunReport) -> list[str]:
+    """TTFT, TPOT and the outcome of the token-set gate, as far as they were recorded."""
+    lines = []
+    for record in report.records_of("topk_gate"):
+        prompts = record["payload"].get("prompts", [])
+        passed = sum(prompt.get("status") == "OK" for prompt in prompts)
+        steps = record["payload"].get("n_tokens", "?")
+        lines.append(f"token-set gate: {passed} of {len(prompts)} prompts, {steps} tokens each")
+    for record in report.records_of("profile")[-1:]:
+        payload = record["payload"]
+        figures = [
+            f"{name} {payload[key]:.2f} {unit}"
+            for name, key, unit in (
+                ("TTFT", "ttft_ms", "ms"),
+                ("TPOT", "tpot_ms", "ms"),
+                ("rate", "tps", "tokens/s"),
+            )
+            if isinstance(payload.get(key), (int, float))
+        ]
+        if figures:
+            lines.append(f"{', '.join(figures)}: {payload.get('clock', report.device_label)}")
+    return lines
+
+
+def verdict_line(report: RunReport) -> str:
+    """`PASS: 3 passed`, with why a run is incomplete."""
+    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items()) or "no tests"
+    line = f"{report.verdict}: {counts}"
+    if report.interrupts:
+        line += f" ({report.interrupts[-1]})"
+    elif not report.finished:
+        line += " (the run ended without finishing)"
+    if report.poisoned:
+        line += f"; device out of use: {report.poisoned}"
+    return line
+
+
+def path_lines(written: Written) -> list[str]:
+    """Where the reports are, or why there are none."""
+    lines = [f"report: {relative(written.folder / 'report.html')}"] if written.error is None else []
+    if written.error is not None:
+        lines.append(f"report: NOT WRITTEN to {relative(written.folder)}: {written.error}")
+    if written.fallback_reason:
+        lines.append(f"report: {written.fallback_reason}, hence this folder")
+    if written.log_error:
+        lines.append(f"event log: incomplete on disk ({written.log_error}); the report was made from memory")
+    return lines

@@ -1,0 +1,141 @@
+"""pytest-xdist: events of workers travel live to the controller, one model stays on one worker.
+
+Every worker gets an execnet channel of its own with its input. What was sent before a worker died has been
+received, so the events of a killed worker are complete up to the kill, on this host or on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .events import Event
+from .models import find_model_folders, model_name
+from .state import NpuState, Role
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+CHANNEL_KEY = "npu_channel"
+SETTINGS_KEY = "npu_settings"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class ChannelSink:
+    """Sends the events of a worker to the controller."""
+
+    def __init__(self, channel: Any, worker_id: str) -> None:
+        self._channel = channel
+        self._worker_id = worker_id
+
+    def emit(self, event: Event) -> None:
+        """Send one event; a controller that is gone cannot be told anything."""
+        with contextlib.suppress(OSError):
+            self._channel.send(json.dumps({**event, "worker": self._worker_id}, default=str))
+
+
+def worker_sink(config: pytest.Config) -> ChannelSink | None:
+    """The sink of a worker whose controller runs this plugin, else None."""
+    workerinput = getattr(config, "workerinput", None)
+    if not workerinput or CHANNEL_KEY not in workerinput:
+        return None
+    return ChannelSink(workerinput[CHANNEL_KEY], str(workerinput["workerid"]))
+
+
+def worker_settings(config: pytest.Config) -> dict[str, Any]:
+    """What the controller tells its workers: thread limit and phases that failed before."""
+    workerinput = getattr(config, "workerinput", None) or {}
+    settings: dict[str, Any] = json.loads(workerinput.get(SETTINGS_KEY, "{}"))
+    return settings
+
+
+def cap_threads(count: int) -> None:
+    """Limit the threads of numerical libraries in this process, unless the user set a limit."""
+    for name in _THREAD_VARIABLES:
+        os.environ.setdefault(name, str(count))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def model_folders_of_args(config: pytest.Config) -> set[Path]:
+    """Model folders that the command line reaches, found without collecting."""
+    invocation_dir = Path(config.invocation_params.dir)
+    starts = [invocation_dir / arg.split("::", 1)[0] for arg in config.args]
+    return find_model_folders(path for path in starts if path.exists())
+
+
+class XdistHooks:
+    """Registered on the controller when pytest-xdist distributes tests."""
+
+    def __init__(self, state: NpuState) -> None:
+        self._state = state
+        self._ours = state.options.asked or bool(model_folders_of_args(state.config))
+
+    def pytest_configure_node(self, node: WorkerController) -> None:
+        """Give the worker a channel for its events; `pytest_configure_node` of pytest-xdist."""
+        state = self._state
+        channel = node.gateway.newchannel()
+        channel.setcallback(lambda text: state.receive(json.loads(text)))
+        settings: dict[str, Any] = {"failed_phases": state.gate.export()}
+        if self._ours:
+            settings["threads"] = max(
+                1, (os.cpu_count() or 1) // max(1, int(node.workerinput["workercount"]))
+            )
+        node.workerinput[CHANNEL_KEY] = channel
+        node.workerinput[SETTINGS_KEY] = json.dumps(settings)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """One model per worker, when the user chose no distribution himself."""
+        if not self._ours or config.getoption("dist") != "load":
+            return None
+        from xdist.scheduler import LoadScopeScheduling
+
+        state = self._state
+
+        class ModelScheduling(LoadScopeScheduling):  # type: ignore[misc]
+            """Tests of one model form one unit of work; other tests are units of their own."""
+
+            def _split_scope(self, nodeid: str) -> str:
+                folder = state.folders.of_nodeid(nodeid, config.rootpath)
+                return nodeid if folder is None else f"model {model_name(folder)}"
+
+        return ModelScheduling(config, log)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+        """A worker died while running `crashitem`."""
+        info = self._state.tests.get(crashitem)
+        if info is None:
+            return
+        self._state.emit(
+            "crash",
+            model=info.model,
+            nodeid=crashitem,
+            phase=info.phase,
+            cause=str(report.longrepr),
+            detail="",
+        )
+        self._state.gate.note_failure(info.model, info.phase, crashitem)
+
+
+def register(state: NpuState) -> None:
+    """Register the hooks when this process is an xdist controller."""
+    if state.role is Role.CONTROLLER:
+        state.config.pluginmanager.register(XdistHooks(state), "npu-xdist")
+
+
+def role_of(config: pytest.Config) -> Role:
+    """What this process is; asked in `pytest_configure`, after xdist read its options."""
+    if hasattr(config, "workerinput"):
+        return Role.WORKER
+    if config.getoption("dist", "no") != "no" and config.getoption("tx", None):
+        return Role.CONTROLLER
+    return Role.MAIN

@@ -81,7 +81,7 @@ class Diagnosis:
 
 
 def cosines(left: Array, right: Array) -> Array:
-    """Return the cosine over the last axis in float64; 0 where a vector is zero, NaN where one is not finite."""
+    """Return the cosine over the last axis (float64): 0 for a zero vector, NaN for one that is not finite."""
     a, b = np.asarray(left).astype(np.float64), np.asarray(right).astype(np.float64)
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     products = np.einsum("...i,...i->...", a, b)
@@ -120,7 +120,7 @@ def layer_row(layer: int, path: Path, probe: Probe, npu: Array, reference: Array
 
 
 def identical_layers(layers: Sequence[Array]) -> tuple[tuple[int, int], ...]:
-    """Return pairs of layers with bitwise equal output, the mark of a runner that returns views of one buffer."""
+    """Return pairs of layers with bitwise equal output: views of one buffer, or a layer that did nothing."""
     seen: dict[bytes, int] = {}
     pairs = []
     for index, values in enumerate(layers):
@@ -153,7 +153,8 @@ def diagnose(capture: DiagnosisCapture, reference: ReferenceRun) -> Diagnosis:
     table.add(n_layers, "prefill", "final_norm", capture.prefill.final_hidden_normed, reference.prefill_final)
     for first, second in identical_layers([values for values in given if values is not None]):
         table.problems.append(
-            f"prefill: layers {first} and {second} are bitwise equal: records are views of a reused buffer"
+            f"prefill: layers {first} and {second} are bitwise equal: records are views of a reused buffer, "
+            f"or layer {second} did nothing"
         )
 
     for index in range(n_layers + 1):

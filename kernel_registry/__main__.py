@@ -1,0 +1,7 @@
+"""Entry point of ``python -m kernel_registry``."""
+
+import sys
+
+from kernel_registry.cli import main
+
+sys.exit(main())

@@ -83,7 +83,7 @@ def _run(adapter: Any, args: argparse.Namespace) -> int:
             if session is not None:
                 session.close()
             runner = adapter.build_runner(
-                name, adapter.build_config(), needed, tokenizer, npu_attn=not args.cpu_attn
+                name, adapter.build_config(name), needed, tokenizer, npu_attn=not args.cpu_attn
             )
             session = runner.session
         _one(session, tokenizer, tokenise, args)
@@ -182,9 +182,9 @@ def _tokenizer(checkpoint: Any) -> Any:
 
 def _tokenise(tokenizer: Any, prompt: str, chat: bool) -> Callable[[], Sequence[int]]:
     """Prompt to ids: the chat template exactly once for instruct models, plain text for base models."""
-    from .verify.chat import prompt_ids
+    from .verify.chat import encode_prompt
 
-    return lambda: prompt_ids(tokenizer, prompt, chat=chat)
+    return lambda: encode_prompt(tokenizer, prompt, "instruct" if chat else "base").ids
 
 
 def _typed_prompts() -> Any:

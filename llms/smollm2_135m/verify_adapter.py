@@ -27,9 +27,9 @@ def hf_reference(name: str) -> str:
     return name
 
 
-def build_config() -> ModelConfig:
-    """The configuration this deployment was written for."""
-    return CONFIG
+def build_config(model_name: str | None = None) -> ModelConfig:
+    """The configuration of a checkpoint; without one, that of the published model."""
+    return CONFIG if model_name is None else ModelConfig.from_hf_folder(checkpoint(model_name).path)
 
 
 def build_runner(

@@ -3,9 +3,9 @@
 The adapter contract is that of the LLM examples of Xilinx/mlir-air (e972f2942): an adapter written for them
 loads here unmodified. Ours may offer more, all optional:
 
-* ``checkpoint(model_name) -> Checkpoint`` resolves a model name to a folder on disk; ``build_runner`` and the
-  reference are then given that folder's path. Without it the name is passed on as it is;
-* ``build_config(model_name)`` with one parameter is given the same name; the contract's own has none;
+* ``checkpoint(model_name) -> Checkpoint`` resolves a model name to a folder on disk, for the reference, the
+  tokenizer and the report; without it the name goes through :func:`llms.checkpoints.resolve` as it is;
+* ``build_config(model_name)`` with one parameter is given the model name; the contract's own has none;
 * ``hf_reference`` and ``build_hf_model`` as in the contract.
 """
 
@@ -110,20 +110,28 @@ class Deployment:
         folder: the model's folder.
         name: its name, which reports use.
         adapter: the loaded adapter module.
+        use_cache: whether reference runs come from and go to the disk cache.
         choice: key of ``MODEL_CHOICES`` in use, or ``None`` for an explicit checkpoint.
         model_name: what ``resolve_model`` answered: a checkpoint id or a path.
     """
 
     def __init__(
-        self, folder: Path, adapter: ModuleType, *, checkpoint: Path | str | None, model_choice: str | None
+        self,
+        folder: Path,
+        adapter: ModuleType,
+        *,
+        checkpoint: Path | str | None = None,
+        model_choice: str | None = None,
+        use_cache: bool = True,
     ) -> None:
         self.folder = folder
         self.name = folder.name
         self.adapter = adapter
+        self.use_cache = use_cache
         choices: Mapping[str, str] = adapter.MODEL_CHOICES
         self.choice: str | None = None
         if checkpoint is not None:
-            wanted = str(checkpoint)
+            wanted = str(Path(checkpoint).expanduser().absolute())
         else:
             wanted = model_choice or getattr(adapter, "DEFAULT_MODEL", None) or next(iter(choices))
             self.choice = wanted if wanted in choices else None
@@ -143,6 +151,7 @@ class Deployment:
         *,
         checkpoint: Path | str | None = None,
         model_choice: str | None = None,
+        use_cache: bool = True,
     ) -> Deployment:
         """Load a deployment.
 
@@ -151,12 +160,14 @@ class Deployment:
             checkpoint: HF folder or GGUF file to use instead of the model's own; goes through
                 ``resolve_model``.
             model_choice: key of ``MODEL_CHOICES`` (``base``, ``instruct``), an id or a path.
+            use_cache: ``False`` bypasses the disk cache of reference runs.
 
         Raises:
             DeploymentError: unknown folder, unusable adapter, unknown choice.
         """
         folder = find_folder(path_or_model_name)
-        return cls(folder, load_adapter(folder), checkpoint=checkpoint, model_choice=model_choice)
+        adapter = load_adapter(folder)
+        return cls(folder, adapter, checkpoint=checkpoint, model_choice=model_choice, use_cache=use_cache)
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -185,13 +196,6 @@ class Deployment:
             return found
         return resolve(name)
 
-    @property
-    def runner_model_name(self) -> str:
-        """What ``build_runner`` is given: the checkpoint's folder, or the bare name for a foreign adapter."""
-        if callable(getattr(self.adapter, "checkpoint", None)):
-            return str(self.checkpoint.path)
-        return self.model_name
-
     @cached_property
     def _config(self) -> Any:
         build = self.adapter.build_config
@@ -200,7 +204,7 @@ class Deployment:
             for item in inspect.signature(build).parameters.values()
             if item.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         ]
-        config = build(self.runner_model_name) if positional else build()
+        config = build(self.model_name) if positional else build()
         missing = [name for name in CONFIG_FIELDS if not hasattr(config, name)]
         if missing:
             raise DeploymentError(f"{self.folder / ADAPTER}: build_config() lacks {', '.join(missing)}")
@@ -253,7 +257,7 @@ class Deployment:
         key = (max_seq, npu_attn, lite_mode)
         if key not in self._runners:
             runner = self.adapter.build_runner(
-                self.runner_model_name,
+                self.model_name,
                 self.config(),
                 max_seq,
                 self.tokenizer,
@@ -277,23 +281,25 @@ class Deployment:
             if callable(close):
                 close()
 
-    def reference(self, *, dtype: str = "bfloat16", use_cache: bool = True) -> HFReference:
+    def hf_reference(self, *, dtype: str = "bfloat16", use_cache: bool | None = None) -> HFReference:
         """Return the HF reference of this deployment, one object per set of arguments.
 
         Args:
             dtype: ``bfloat16`` for gates.
-            use_cache: ``False`` bypasses the disk cache; so does ``PYTEST_NPU_NO_REFERENCE_CACHE=1``.
+            use_cache: ``False`` bypasses the disk cache, ``None`` does what the deployment was opened with;
+                ``PYTEST_NPU_NO_REFERENCE_CACHE=1`` bypasses it everywhere.
         """
-        key = (dtype, use_cache)
+        cached = self.use_cache if use_cache is None else use_cache
+        key = (dtype, cached)
         if key not in self._references:
             model = None
             if callable(getattr(self.adapter, "build_hf_model", None)):
                 path = str(self.reference_checkpoint.path)
-                model = self.adapter.build_hf_model(self.runner_model_name, path, self.config())
+                model = self.adapter.build_hf_model(self.model_name, path, self.config())
             self._references[key] = HFReference(
                 self.reference_checkpoint,
                 dtype=dtype,
-                cache=ReferenceCache.default() if use_cache else None,
+                cache=ReferenceCache.default() if cached else None,
                 model=model,
             )
         return self._references[key]

@@ -1,0 +1,273 @@
+"""FlashAttention as the cascade kernel computes it (Xilinx/mlir-air e972f2942, attn_npu2.cc).
+
+The keys are split evenly over the cascade stages, and each stage walks its share in chunks of ``lkp`` keys,
+carrying running maximum, denominator and output in bf16. The stages then merge from the last to the first.
+Every float operation rounds to bf16; both matrix products use block floating point.
+
+Queries are the columns here, so all passes run along contiguous memory: one column per (query, head of the
+group that shares a K/V head), query-major. In causal attention, chunk c concerns the columns of its queries
+onward only. For the others the chunk is fully masked and would change nothing (maximum kept, factor 2**0 = 1,
+every probability zero), so it is skipped, provided that operands are finite and scores cannot overflow:
+otherwise NaN * 0 would show, and nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from npu_twin.bf16 import NEAREST_EVEN, nearest_even, widen
+from npu_twin.datapath._steps import Step, as_bf16
+from npu_twin.datapath.arithmetic import Arithmetic
+from npu_twin.datapath.blockfloat import check_blocked, quantise_
+from npu_twin.datapath.tables import exp2_table
+from npu_twin.listing import Launch
+from npu_twin.memory import OperandView
+
+LOWEST = -3.3895313892515355e38
+"""Most negative finite bf16: where the running maximum starts."""
+
+RECIPROCAL_SEED = 0x7EB5
+RECIPROCAL_C1 = 1.9395974
+RECIPROCAL_C2 = 1.436142
+
+_COLUMNS = 1024
+
+
+class _Bf16Ops:
+    """bf16 arithmetic of one core: an f32 operation, then one rounding."""
+
+    def __init__(self, rounding: str) -> None:
+        self.nearest = rounding == NEAREST_EVEN
+
+    def cast(self, x: Any) -> Any:
+        """bf16 tensor of an f32 tensor."""
+        import torch
+
+        if self.nearest:
+            return x.bfloat16()
+        u = x.contiguous().view(torch.int32)
+        return ((u + ((u >> 31) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
+
+    def add(self, a: Any, b: Any) -> Any:
+        """a + b."""
+        return a + b if self.nearest else self.cast(a.float() + b.float())
+
+    def sub(self, a: Any, b: Any) -> Any:
+        """a - b."""
+        return a - b if self.nearest else self.cast(a.float() - b.float())
+
+    def mul(self, a: Any, b: Any) -> Any:
+        """a * b."""
+        return a * b if self.nearest else self.cast(a.float() * b.float())
+
+
+class _Geometry:
+    """Checked sizes of one attention launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        d = launch.dims
+        self.lq, self.lk, self.hd = d["lq"], d["lk"], d["head_dim"]
+        self.heads, self.kv_heads = d["q_heads"], d["kv_heads"]
+        self.chunk = launch.tile.get("lkp", 64)
+        self.stages = int(launch.attrs.get("num_cascade_stages", 4))
+        self.causal = bool(launch.attrs.get("causal", False))
+        where = f"launch {launch.name}"
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{where}: {self.heads} query heads do not share {self.kv_heads} K/V heads evenly"
+            )
+        if self.stages < 1 or self.lk % (self.chunk * self.stages):
+            raise ValueError(
+                f"{where}: lk={self.lk} is not a multiple of {self.stages} cascade stages x lkp={self.chunk}"
+            )
+        if self.causal and self.lq != self.lk:
+            raise ValueError(f"{where}: causal attention needs lq == lk, got {self.lq} and {self.lk}")
+        self.depth = min(self.chunk, self.hd)
+        if self.hd % self.depth:
+            raise ValueError(f"{where}: head_dim={self.hd} is not a multiple of the depth chunk {self.depth}")
+        check_blocked(self.depth, f"{where}: the depth chunk")
+        check_blocked(self.chunk, f"{where}: lkp")
+        self.group = self.heads // self.kv_heads
+        self.per_stage = self.lk // self.chunk // self.stages
+
+
+def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithmetic) -> Step:
+    """Attention of all heads: q, k, v -> out, layouts ``seq_first`` and ``head_first`` (see the listing)."""
+    g = _Geometry(launch)
+    q, k, v, out = _by_head(launch.method, g, operands)
+    kernel = _Kernel(g, choice, choice.rounding_of(launch.rounding))
+
+    def run() -> None:
+        skip = g.causal and _is_tame(q, k, v, g.hd)
+        for kv in range(g.kv_heads):
+            kernel.run_group(q[kv], k[kv], v[kv], out[kv], skip)
+
+    return run
+
+
+def _by_head(method: str, g: _Geometry, operands: Mapping[str, OperandView]) -> tuple[Any, Any, Any, Any]:
+    """Views q[kv, lq, group, hd], k[kv, lk, hd], v[kv, lk, hd'...], out like q, whatever the layout."""
+    q, k, v, out = (as_bf16(operands[name].u16) for name in ("q", "k", "v", "out"))
+    if method == "seq_first":
+
+        def heads(t: Any) -> Any:
+            return t.view(g.lq, g.kv_heads, g.group, g.hd).permute(1, 0, 2, 3)
+
+        k, v = (t.view(g.lk, g.kv_heads, g.hd).permute(1, 0, 2) for t in (k, v))
+        return heads(q), k, v.unsqueeze(2), heads(out).unsqueeze(3)
+    width = v.shape[2]
+    chunks = g.hd // width
+    v = v.view(g.kv_heads, chunks, g.lk, width).permute(0, 2, 1, 3)
+    out = out.view(g.kv_heads, g.group, chunks, g.lq, width).permute(0, 3, 1, 2, 4)
+    return q.view(g.kv_heads, g.group, g.lq, g.hd).permute(0, 2, 1, 3), k, v, out
+
+
+def _is_tame(q: Any, k: Any, v: Any, depth: int) -> bool:
+    """Whether all values are finite and no score can overflow (a NaN fails the comparisons)."""
+    q_max, k_max, v_max = (float(t.abs().amax()) for t in (q, k, v))
+    return 4 * depth * q_max * k_max < 3e38 and v_max < 1e36 and q_max < 1e38 and k_max < 1e38
+
+
+class _Kernel:
+    """The computation for one group of heads that share K and V."""
+
+    def __init__(self, g: _Geometry, choice: Arithmetic, rounding: str) -> None:
+        self.g = g
+        self.choice = choice
+        self.ops = _Bf16Ops(rounding)
+        scale = float(widen(nearest_even(np.float32(math.log2(math.e) / math.sqrt(g.hd)))))
+        self.table = exp2_table(scale, choice.exp2)
+        self.tile = max(g.chunk, _COLUMNS // g.group // g.chunk * g.chunk)
+        self._mask: Any = None
+
+    def run_group(self, q: Any, k: Any, v: Any, out: Any, skip: bool) -> None:
+        """q[lq, group, hd], k[lk, hd], v[lk, chunks, width] -> out[lq, group, chunks, width]."""
+        g = self.g
+        keys = k.t().float().contiguous()
+        self._quantise_depth(keys)
+        values = v.reshape(g.lk, g.hd).float()
+        quantise_(values, self.choice)
+        for start in range(0, g.lq, self.tile):
+            part = q[start : start + self.tile]
+            columns = part.shape[0] * g.group
+            queries = part.permute(2, 0, 1).float().reshape(g.hd, columns)
+            self._quantise_depth(queries)
+            result = self._tile(queries, keys, values, start, skip)
+            shaped = result.view(g.hd, part.shape[0], g.group).permute(1, 2, 0)
+            out[start : start + self.tile] = shaped.view_as(out[start : start + self.tile])
+
+    def _quantise_depth(self, x: Any) -> None:
+        quantise_(x, self.choice)
+
+    def _tile(self, queries: Any, keys: Any, values: Any, start: int, skip: bool) -> Any:
+        """bf16 [hd, columns]: finished output of the query tile that begins at query ``start``."""
+        ops, g = self.ops, self.g
+        merged: tuple[Any, Any, Any] | None = None
+        for stage in range(g.stages - 1, -1, -1):
+            first_key = stage * g.per_stage * g.chunk
+            low = self._first_column(first_key, start) if skip else 0
+            if low >= queries.shape[1] and stage > 0:
+                continue
+            own = self._stage(queries, keys, values, start, stage, skip)
+            merged = own if merged is None else self._merge(own, merged)
+        assert merged is not None
+        _, denominator, accumulator = merged
+        return ops.mul(accumulator, self._reciprocal(denominator))
+
+    def _first_column(self, key: int, start: int) -> int:
+        """First column of the tile at ``start`` whose query is not before ``key``."""
+        return max(0, key - start) * self.g.group
+
+    def _stage(
+        self, queries: Any, keys: Any, values: Any, start: int, stage: int, skip: bool
+    ) -> tuple[Any, Any, Any]:
+        """Running maximum [columns], denominator [columns] and output [hd, columns] of one stage."""
+        import torch
+
+        g, ops = self.g, self.ops
+        columns = queries.shape[1]
+        maximum = torch.full((columns,), LOWEST, dtype=torch.bfloat16)
+        denominator = torch.zeros(columns, dtype=torch.bfloat16)
+        accumulator = torch.zeros((g.hd, columns), dtype=torch.bfloat16)
+        for chunk in range(stage * g.per_stage, (stage + 1) * g.per_stage):
+            key = chunk * g.chunk
+            low = self._first_column(key, start) if skip else 0
+            if low >= columns:
+                break
+            score = self._score(queries[:, low:], keys[:, key : key + g.chunk])
+            if g.causal:
+                self._apply_mask(score, key, start, low)
+            m, d, acc = maximum[low:], denominator[low:], accumulator[:, low:]
+            new = torch.maximum(m, torch.amax(score, 0))
+            p = self._exp2(ops.sub(score, new))
+            fade = self._exp2(ops.sub(m, new)).bfloat16()
+            total = ops.cast(torch.from_numpy(np.add.reduce(p.numpy(), axis=0)))
+            d.copy_(ops.add(ops.mul(d, fade), total))
+            quantise_(p, self.choice, positive=True)
+            product = torch.mm(values[key : key + g.chunk].t(), p)
+            acc.copy_(ops.cast(product.add_(ops.mul(acc, fade))))
+            m.copy_(new)
+        return maximum, denominator, accumulator
+
+    def _score(self, queries: Any, keys: Any) -> Any:
+        """bf16 [chunk, columns]: Q*K summed in f32 within a depth chunk, rounded to bf16 after each."""
+        import torch
+
+        score: Any = None
+        for at in range(0, self.g.hd, self.g.depth):
+            part = slice(at, at + self.g.depth)
+            product = torch.mm(keys[part].t(), queries[part])
+            score = self.ops.cast(product if score is None else product.add_(score))
+        return score
+
+    def _apply_mask(self, score: Any, key: int, start: int, low: int) -> None:
+        """Add minus infinity where the key comes after the query."""
+        import torch
+
+        g = self.g
+        first = low // g.group + start
+        queries = score.shape[1] // g.group
+        rows = torch.arange(key, key + g.chunk).unsqueeze(1)
+        affected = min(queries, max(0, key + g.chunk - 1 - first))
+        if not affected:
+            return
+        late = rows > torch.arange(first, first + affected).unsqueeze(0)
+        mask = torch.where(late, float("-inf"), 0.0).to(torch.bfloat16)
+        view = score.view(g.chunk, queries, g.group)[:, :affected]
+        view += mask.unsqueeze(2)
+
+    def _merge(self, own: tuple[Any, Any, Any], later: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        """State of a stage after it has taken in the state of the later ones."""
+        import torch
+
+        ops = self.ops
+        new = torch.maximum(own[0], later[0])
+        f_own, f_later = (self._exp2(ops.sub(m, new)).bfloat16() for m in (own[0], later[0]))
+        denominator = ops.add(ops.mul(own[1], f_own), ops.mul(later[1], f_later))
+        return new, denominator, ops.add(ops.mul(own[2], f_own), ops.mul(later[2], f_later))
+
+    def _exp2(self, difference: Any) -> Any:
+        """f32 tensor of bf16 values 2**(difference * log2(e)/sqrt(head_dim)), by table."""
+        import torch
+
+        index = difference.contiguous().view(torch.int16).numpy().view(np.uint16)
+        result = np.empty(index.shape, np.float32)
+        np.take(self.table, index, out=result, mode="clip")
+        return torch.from_numpy(result)
+
+    def _reciprocal(self, x: Any) -> Any:
+        """1/x: integer seed and two Newton steps; each multiply-accumulate is f32 and rounds to bf16."""
+        import torch
+
+        if self.choice.reciprocal == "exact":
+            return x.float().reciprocal_().bfloat16()
+        ops, wide = self.ops, x.float()
+        y = (RECIPROCAL_SEED - x.view(torch.int16)).view(torch.bfloat16)
+        c1, c2 = (torch.tensor(c, dtype=torch.bfloat16) for c in (RECIPROCAL_C1, RECIPROCAL_C2))
+        y = ops.mul(ops.mul(c1, y), ops.cast(c2.float() - wide * y.float()))
+        rest = ops.cast(1.0 - wide * y.float())
+        return ops.cast(y.float() + y.float() * rest.float())

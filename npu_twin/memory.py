@@ -43,10 +43,10 @@ class DeviceMemory:
 
     __slots__ = ("__weakref__", "data", "derived", "version")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, poison: bool = True) -> None:
         if nbytes <= 0:
             raise ValueError(f"device memory needs a positive size, not {nbytes}")
-        self.data = poisoned(nbytes)
+        self.data = poisoned(nbytes) if poison else np.empty(nbytes, np.uint8)
         self.version = 0
         self.derived: dict[tuple[object, ...], Any] = {}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from npu_twin.constraints import _tables
 from npu_twin.constraints._types import Config
 from npu_twin.constraints.gemm import TILE_M
 from npu_twin.constraints.rules import COLUMNS, ROWS
@@ -33,7 +34,7 @@ def _divisors(n: int, most: int, step: int = 1) -> list[int]:
 
 def _gemm_space(d: Mapping[str, int], methods: tuple[str, ...]) -> Iterator[Config]:
     M, K, N = d["M"], d["K"], d["N"]
-    k_tiles = _k_tiles(K)
+    k_tiles = _k_tiles(K, N)
     for method in methods:
         for tm in SEARCH_TILE_M.get(method, TILE_M[method]):
             herds_m = [h for h in range(COLUMNS, 0, -1) if M % (tm * h) == 0][:2]
@@ -46,18 +47,24 @@ def _gemm_space(d: Mapping[str, int], methods: tuple[str, ...]) -> Iterator[Conf
                             yield Config("gemm", method, d, tile, (hm, hn))
 
 
-def _k_tiles(K: int) -> list[tuple[int, int]]:
-    """(tile_k_l2, tile_k_l1) pairs: tile_k_l1 32, else 64, 48, 16 or 8; an even number of inner steps."""
+def _k_tiles(K: int, N: int) -> list[tuple[int, int]]:
+    """(tile_k_l2, tile_k_l1) pairs: tile_k_l1 32, else 48, 16 or 8, with an even number of inner steps.
+
+    A single inner step is a candidate too where the number of outer steps is even: odd counts are where
+    wrong numbers were seen (K=320 with 64/64), and wide matrices leave nothing else (K=3584, N=18944).
+    """
     for k1 in (32, 48, 16, 8):
-        if K % k1 == 0:
-            pairs = [
-                (k2, k1)
-                for k2 in _divisors(K, max(512, min(K, 1024)), k1)
-                if (k2 // k1) % 2 == 0 and (k2 >= 64 or k2 == K)
-            ]
-            if pairs:
-                return pairs[-6:]
-            return [(K, k1)] if k1 == K else [(k1, k1)]
+        if K % k1 != 0:
+            continue
+        pairs = [
+            (k2, k1)
+            for k2 in _divisors(K, max(512, min(K, 1024)), k1)
+            if (k2 // k1) % 2 == 0 and k2 >= 64 and k2 * N <= _tables.B_STRIDE_POWER_OF_TWO
+        ]
+        if (K // k1) % 2 == 0 or k1 == K:
+            pairs.insert(0, (k1, k1))
+        if pairs:
+            return pairs[:1] + pairs[1:][-6:]
     return []
 
 

@@ -32,9 +32,8 @@ class _BufferSet:
     bos: list[Any]
     sets: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     inputs: tuple[int, ...]
+    bo_key: str
     static_seen: dict[int, int] = field(default_factory=dict)
-    run: Any = None
-    generation: int = -1
 
 
 class KernelCache:
@@ -186,6 +185,8 @@ class KernelCache:
 
     def release(self, name: str) -> None:
         """Drop all buffer sets of a kernel, so that its weights can be given anew."""
+        if self._runtime is not None and name in self._artefacts:
+            self._runtime.forget(self._artefacts[name].path, name)
         for key in [key for key in self._sets if key[0] == name]:
             del self._sets[key]
         for pool_key in [key for key in self._pool if key[0] == name]:
@@ -213,12 +214,10 @@ class KernelCache:
             runtime.write(bound.bos[index], data)
             if timed:
                 profiler.add("bo_write", kernel_name, now() - begin, data.nbytes)
-        kernel = runtime.kernel(self._artefacts[kernel_name].path, kernel_name)
-        if bound.run is None or bound.generation != runtime.generation:
-            bound.run = runtime.make_run(kernel, bound.bos)
-            bound.generation = runtime.generation
+        path = self._artefacts[kernel_name].path
+        run = runtime.run_for(path, kernel_name, bound.bo_key, bound.bos)
         begin = now() if timed else 0.0
-        runtime.execute(kernel_name, bound.run)
+        runtime.execute(kernel_name, run)
         if timed:
             profiler.add("elf", kernel_name, now() - begin)
         outputs = []
@@ -252,7 +251,7 @@ class KernelCache:
         taken = set(sets[0]) | set(sets[1]) | set(sets[2])
         inputs = tuple(i for i in range(len(program.buffers)) if i not in taken)
         bos = [self._allocate(program, i, i in sets[0], shared) for i in range(len(program.buffers))]
-        bound = self._sets[key] = _BufferSet(program, bos, sets, inputs)
+        bound = self._sets[key] = _BufferSet(program, bos, sets, inputs, bo_key)
         return bound
 
     def _allocate(self, program: Program, index: int, static: bool, shared: Mapping[str, str]) -> Any:

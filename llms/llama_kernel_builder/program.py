@@ -139,7 +139,6 @@ def _launch_request(launch: Launch) -> dict[str, Any]:
         "attrs": dict(spec.attrs),
         "tile": dict(spec.tile),
         "herd": list(spec.herd),
-        "symbol": spec.symbol,
         "operands": operands,
     }
     if spec.rounding is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ _CAUSES = {
 _in_flight: list[Any] = []
 
 
+@dataclass
+class _OpenKernel:
+    """A context, its kernel and the runs made on it: they go together, as a run keeps its context."""
+
+    context: Any
+    kernel: Any
+    runs: dict[str, Any] = field(default_factory=dict)
+
+
 class HostRuntime:
     """A device, its open contexts and its state. Close it to release the hardware.
 
@@ -48,9 +58,8 @@ class HostRuntime:
         self.driver = driver
         self.max_contexts = max_contexts
         self.wait_limit_ms = wait_limit_ms
-        self.generation = 0
         self._poison: KernelRunError | None = None
-        self._contexts: OrderedDict[tuple[str, str], tuple[Any, Any]] = OrderedDict()
+        self._contexts: OrderedDict[tuple[str, str], _OpenKernel] = OrderedDict()
         try:
             self._device = driver.module.device(0)
         except RuntimeError as error:
@@ -58,28 +67,48 @@ class HostRuntime:
                 f"device 0 cannot be opened ({error})", "Check the device node and its permission"
             ) from error
         module = driver.module
-        self._completed = module.ert_cmd_state.ERT_CMD_STATE_COMPLETED
+        states = module.ert_cmd_state
+        self._completed = states.ERT_CMD_STATE_COMPLETED
+        self._unfinished = (
+            states.ERT_CMD_STATE_NEW,
+            states.ERT_CMD_STATE_QUEUED,
+            states.ERT_CMD_STATE_SUBMITTED,
+        )
         self._to_device = module.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
         self._from_device = module.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
 
-    def kernel(self, artefact: Path, name: str) -> Any:
-        """Open (or reuse) the context of an ELF and return its kernel object.
+    def run_for(self, artefact: Path, name: str, bo_key: str, bos: Sequence[Any]) -> Any:
+        """Return the run of one buffer set, its arguments set; made once while its context is open.
 
-        Raises RuntimeError with the driver's text when the artefact is no ELF of this target or has
-        no kernel of that name.
+        Opens the context of the ELF when it is closed, and closes the least recently used one for it
+        when the limit is reached. Raises RuntimeError with the driver's text when the artefact is no
+        ELF of this target, has no kernel of that name, or the driver has no context left.
         """
         key = (str(artefact), name)
         found = self._contexts.get(key)
         if found is None:
-            while len(self._contexts) >= self.max_contexts:
-                self._contexts.popitem(last=False)
-                self.generation += 1  # runs bound to the closed context must be made anew
-            module = self.driver.module
-            context = module.hw_context(self._device, module.elf(str(artefact)))
-            found = self._contexts[key] = (context, module.ext.kernel(context, name))
-        else:
+            found = self._open(key)
+        elif next(reversed(self._contexts)) != key:
             self._contexts.move_to_end(key)
-        return found[1]
+        run = found.runs.get(bo_key)
+        if run is None:
+            run = found.runs[bo_key] = self.driver.module.run(found.kernel)
+            for index, bo in enumerate(bos):
+                run.set_arg(index, bo)
+        return run
+
+    def _open(self, key: tuple[str, str]) -> _OpenKernel:
+        while len(self._contexts) >= self.max_contexts:
+            self._contexts.popitem(last=False)
+        artefact, name = key
+        module = self.driver.module
+        context = module.hw_context(self._device, module.elf(artefact))
+        opened = self._contexts[key] = _OpenKernel(context, module.ext.kernel(context, name))
+        return opened
+
+    def forget(self, artefact: Path, name: str) -> None:
+        """Close the context of a kernel, so that no run keeps the address of a buffer that is gone."""
+        self._contexts.pop((str(artefact), name), None)
 
     def buffer(self, nbytes: int) -> Any:
         """Allocate a buffer object of `nbytes` on the device."""
@@ -94,13 +123,6 @@ class HostRuntime:
         """Return a new int8 array with what the device left in a bo."""
         bo.sync(self._from_device)
         return bo.read(nbytes, 0)
-
-    def make_run(self, kernel: Any, bos: Sequence[Any]) -> Any:
-        """Create a run with its arguments set; it can be started again after every wait."""
-        run = self.driver.module.run(kernel)
-        for index, bo in enumerate(bos):
-            run.set_arg(index, bo)
-        return run
 
     def execute(self, name: str, run: Any) -> None:
         """Start a run and wait for it.
@@ -121,7 +143,8 @@ class HostRuntime:
 
     def _fail(self, name: str, run: Any, state: Any, elapsed_ms: float) -> None:
         state_name = getattr(state, "name", str(state))
-        _in_flight.append(run)
+        if run.state() in self._unfinished:
+            _in_flight.append(run)
         cause = _CAUSES.get(state_name, "unexpected command state")
         self._poison = KernelRunError(name, state_name, elapsed_ms, cause)
         raise self._poison
@@ -129,5 +152,4 @@ class HostRuntime:
     def close(self) -> None:
         """Close all contexts and the device."""
         self._contexts.clear()
-        self.generation += 1
         self._device = None

@@ -100,9 +100,14 @@ class KernelSpec:
         return build(self)
 
     def __str__(self) -> str:
-        dims = "x".join(str(value) for _, value in self.dims)
-        tile = ",".join(f"{key}={value}" for key, value in self.tile)
+        dims = " ".join(f"{key}={value}" for key, value in sorted(self.dims, key=_reading_order))
+        tile = " ".join(f"{key}={value}" for key, value in self.tile)
         return f"{self.op}[{dims}] {self.method} tile({tile}) herd {self.herd[0]}x{self.herd[1]}"
+
+
+def _reading_order(dim: tuple[str, int]) -> tuple[int, str]:
+    """Sort key: M, K, N as everybody writes them, the rest by name."""
+    return ("MKN".find(dim[0]) if dim[0] in "MKN" else 3, dim[0])
 
 
 def _out(shape: Shape, dtype: str = "bf16") -> OperandSignature:

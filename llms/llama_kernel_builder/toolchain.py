@@ -35,9 +35,9 @@ class TwinToolchain:
     @property
     def identity(self) -> str:
         """Compiler name, version and listing format."""
-        from npu_twin import compiler
+        from npu_twin import compiler, listing
 
-        return str(compiler.IDENTITY)
+        return f"{compiler.TOOLCHAIN_IDENTITY}, listing format {listing.VERSION}"
 
     def compile(self, program: Program, destination: Path) -> None:
         """Compile to a program listing (JSON text)."""

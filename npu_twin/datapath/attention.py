@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from npu_twin.bf16 import NEAREST_EVEN, nearest_even, widen
 from npu_twin.datapath._steps import Step, as_bf16
@@ -45,8 +47,6 @@ class _Bf16Ops:
 
     def cast(self, x: Any) -> Any:
         """bf16 tensor of an f32 tensor."""
-        import torch
-
         if self.nearest:
             return x.bfloat16()
         u = x.contiguous().view(torch.int32)
@@ -132,6 +132,18 @@ def _is_tame(q: Any, k: Any, v: Any, depth: int) -> bool:
     return 4 * depth * q_max * k_max < 3e38 and v_max < 1e36 and q_max < 1e38 and k_max < 1e38
 
 
+@dataclass
+class _State:
+    """What a stage carries, for the columns from ``low`` on: bf16 maximum and denominator [columns], output
+    [head_dim, columns].
+    """
+
+    low: int
+    maximum: Any
+    denominator: Any
+    output: Any
+
+
 class _Kernel:
     """The computation for one group of heads that share K and V."""
 
@@ -142,81 +154,83 @@ class _Kernel:
         scale = float(widen(nearest_even(np.float32(math.log2(math.e) / math.sqrt(g.hd)))))
         self.table = exp2_table(scale, choice.exp2)
         self.tile = max(g.chunk, _COLUMNS // g.group // g.chunk * g.chunk)
-        self._mask: Any = None
+        self._masks: dict[tuple[int, int], Any] = {}
 
     def run_group(self, q: Any, k: Any, v: Any, out: Any, skip: bool) -> None:
         """q[lq, group, hd], k[lk, hd], v[lk, chunks, width] -> out[lq, group, chunks, width]."""
         g = self.g
         keys = k.t().float().contiguous()
-        self._quantise_depth(keys)
+        quantise_(keys, self.choice)
         values = v.reshape(g.lk, g.hd).float()
         quantise_(values, self.choice)
         for start in range(0, g.lq, self.tile):
             part = q[start : start + self.tile]
             columns = part.shape[0] * g.group
             queries = part.permute(2, 0, 1).float().reshape(g.hd, columns)
-            self._quantise_depth(queries)
+            quantise_(queries, self.choice)
             result = self._tile(queries, keys, values, start, skip)
             shaped = result.view(g.hd, part.shape[0], g.group).permute(1, 2, 0)
             out[start : start + self.tile] = shaped.view_as(out[start : start + self.tile])
 
-    def _quantise_depth(self, x: Any) -> None:
-        quantise_(x, self.choice)
-
     def _tile(self, queries: Any, keys: Any, values: Any, start: int, skip: bool) -> Any:
         """bf16 [hd, columns]: finished output of the query tile that begins at query ``start``."""
-        ops, g = self.ops, self.g
-        merged: tuple[Any, Any, Any] | None = None
+        g = self.g
+        later: _State | None = None
         for stage in range(g.stages - 1, -1, -1):
             first_key = stage * g.per_stage * g.chunk
-            low = self._first_column(first_key, start) if skip else 0
-            if low >= queries.shape[1] and stage > 0:
+            low = max(0, first_key - start) * g.group if skip else 0
+            if low >= queries.shape[1]:
                 continue
-            own = self._stage(queries, keys, values, start, stage, skip)
-            merged = own if merged is None else self._merge(own, merged)
-        assert merged is not None
-        _, denominator, accumulator = merged
-        return ops.mul(accumulator, self._reciprocal(denominator))
-
-    def _first_column(self, key: int, start: int) -> int:
-        """First column of the tile at ``start`` whose query is not before ``key``."""
-        return max(0, key - start) * self.g.group
+            own = self._stage(queries, keys, values, start, stage, low, skip)
+            if later is not None:
+                self._merge(own, later)
+            later = own
+        assert later is not None
+        return self.ops.mul(later.output, self._reciprocal(later.denominator))
 
     def _stage(
-        self, queries: Any, keys: Any, values: Any, start: int, stage: int, skip: bool
-    ) -> tuple[Any, Any, Any]:
-        """Running maximum [columns], denominator [columns] and output [hd, columns] of one stage."""
-        import torch
-
+        self, queries: Any, keys: Any, values: Any, start: int, stage: int, first: int, skip: bool
+    ) -> _State:
+        """State of one stage after all its chunks, for the columns from ``first`` on."""
         g, ops = self.g, self.ops
-        columns = queries.shape[1]
-        maximum = torch.full((columns,), LOWEST, dtype=torch.bfloat16)
-        denominator = torch.zeros(columns, dtype=torch.bfloat16)
-        accumulator = torch.zeros((g.hd, columns), dtype=torch.bfloat16)
+        state: _State | None = None
         for chunk in range(stage * g.per_stage, (stage + 1) * g.per_stage):
             key = chunk * g.chunk
-            low = self._first_column(key, start) if skip else 0
-            if low >= columns:
+            low = max(0, key - start) * g.group if skip else first
+            if low >= queries.shape[1]:
                 break
             score = self._score(queries[:, low:], keys[:, key : key + g.chunk])
             if g.causal:
-                self._apply_mask(score, key, start, low)
-            m, d, acc = maximum[low:], denominator[low:], accumulator[:, low:]
+                self._apply_mask(score, key - start - low // g.group)
+            if state is None:
+                state = self._first_chunk(score, values[key : key + g.chunk], low)
+                continue
+            m, d, acc = (x[..., low - state.low :] for x in (state.maximum, state.denominator, state.output))
             new = torch.maximum(m, torch.amax(score, 0))
-            p = self._exp2(ops.sub(score, new))
+            p, total = self._probabilities(score, new)
             fade = self._exp2(ops.sub(m, new)).bfloat16()
-            total = ops.cast(torch.from_numpy(np.add.reduce(p.numpy(), axis=0)))
             d.copy_(ops.add(ops.mul(d, fade), total))
-            quantise_(p, self.choice, positive=True)
             product = torch.mm(values[key : key + g.chunk].t(), p)
             acc.copy_(ops.cast(product.add_(ops.mul(acc, fade))))
             m.copy_(new)
-        return maximum, denominator, accumulator
+        assert state is not None
+        return state
+
+    def _first_chunk(self, score: Any, values: Any, low: int) -> _State:
+        """State after a stage's first chunk: what it carried before was empty and adds exact zeros."""
+        new = torch.amax(score, 0).clamp_(min=LOWEST)
+        p, total = self._probabilities(score, new)
+        return _State(low, new, total, self.ops.cast(torch.mm(values.t(), p)))
+
+    def _probabilities(self, score: Any, maximum: Any) -> tuple[Any, Any]:
+        """Block-quantised probabilities f32 [chunk, columns], and their bf16 sum before quantisation."""
+        p = self._exp2(self.ops.sub(score, maximum))
+        total = self.ops.cast(torch.from_numpy(np.add.reduce(p.numpy(), axis=0)))
+        quantise_(p, self.choice, positive=True)
+        return p, total
 
     def _score(self, queries: Any, keys: Any) -> Any:
         """bf16 [chunk, columns]: Q*K summed in f32 within a depth chunk, rounded to bf16 after each."""
-        import torch
-
         score: Any = None
         for at in range(0, self.g.hd, self.g.depth):
             part = slice(at, at + self.g.depth)
@@ -224,36 +238,38 @@ class _Kernel:
             score = self.ops.cast(product if score is None else product.add_(score))
         return score
 
-    def _apply_mask(self, score: Any, key: int, start: int, low: int) -> None:
-        """Add minus infinity where the key comes after the query."""
-        import torch
-
+    def _apply_mask(self, score: Any, late: int) -> None:
+        """Add minus infinity where the key comes after the query; the chunk's first key is ``late`` queries
+        after the query of the first column.
+        """
         g = self.g
-        first = low // g.group + start
-        queries = score.shape[1] // g.group
-        rows = torch.arange(key, key + g.chunk).unsqueeze(1)
-        affected = min(queries, max(0, key + g.chunk - 1 - first))
-        if not affected:
-            return
-        late = rows > torch.arange(first, first + affected).unsqueeze(0)
-        mask = torch.where(late, float("-inf"), 0.0).to(torch.bfloat16)
-        view = score.view(g.chunk, queries, g.group)[:, :affected]
-        view += mask.unsqueeze(2)
+        affected = min(score.shape[1] // g.group, max(0, late + g.chunk - 1))
+        if affected:
+            view = score[:, : affected * g.group]
+            view += self._mask(late, affected)
 
-    def _merge(self, own: tuple[Any, Any, Any], later: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        """State of a stage after it has taken in the state of the later ones."""
-        import torch
+    def _mask(self, late: int, affected: int) -> Any:
+        """bf16 [chunk, affected * group]: 0 or minus infinity, made once per geometry."""
+        found = self._masks.get((late, affected))
+        if found is None:
+            keys = torch.arange(late, late + self.g.chunk).unsqueeze(1)
+            hidden = keys > torch.arange(affected).repeat_interleave(self.g.group).unsqueeze(0)
+            found = torch.where(hidden, float("-inf"), 0.0).to(torch.bfloat16)
+            self._masks[(late, affected)] = found
+        return found
 
+    def _merge(self, own: _State, later: _State) -> None:
+        """Take the state of the later stages into ``own``; columns that they never saw stay as they are."""
         ops = self.ops
-        new = torch.maximum(own[0], later[0])
-        f_own, f_later = (self._exp2(ops.sub(m, new)).bfloat16() for m in (own[0], later[0]))
-        denominator = ops.add(ops.mul(own[1], f_own), ops.mul(later[1], f_later))
-        return new, denominator, ops.add(ops.mul(own[2], f_own), ops.mul(later[2], f_later))
+        m, d, acc = (x[..., later.low - own.low :] for x in (own.maximum, own.denominator, own.output))
+        new = torch.maximum(m, later.maximum)
+        f_own, f_later = (self._exp2(ops.sub(x, new)).bfloat16() for x in (m, later.maximum))
+        d.copy_(ops.add(ops.mul(d, f_own), ops.mul(later.denominator, f_later)))
+        acc.copy_(ops.add(ops.mul(acc, f_own), ops.mul(later.output, f_later)))
+        m.copy_(new)
 
     def _exp2(self, difference: Any) -> Any:
         """f32 tensor of bf16 values 2**(difference * log2(e)/sqrt(head_dim)), by table."""
-        import torch
-
         index = difference.contiguous().view(torch.int16).numpy().view(np.uint16)
         result = np.empty(index.shape, np.float32)
         np.take(self.table, index, out=result, mode="clip")
@@ -261,8 +277,6 @@ class _Kernel:
 
     def _reciprocal(self, x: Any) -> Any:
         """1/x: integer seed and two Newton steps; each multiply-accumulate is f32 and rounds to bf16."""
-        import torch
-
         if self.choice.reciprocal == "exact":
             return x.float().reciprocal_().bfloat16()
         ops, wide = self.ops, x.float()

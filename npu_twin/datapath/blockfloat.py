@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from npu_twin.bf16 import U16
 from npu_twin.datapath._steps import as_bf16
@@ -42,8 +43,6 @@ def quantise_(x: Any, choice: Arithmetic, positive: bool = False) -> None:
     ``positive`` promises that no element is negative, which saves a pass. A block with an infinity becomes
     NaN; a NaN stays where it is.
     """
-    import torch
-
     bits = choice.block_bits
     if bits is None:
         return
@@ -69,8 +68,6 @@ def quantise_(x: Any, choice: Arithmetic, positive: bool = False) -> None:
 
 def _quantise_wide_(blocks: Any, exponent: Any, bits: int, overflow: str) -> None:
     """The same in double precision, for values whose rounding constant would leave the f32 range."""
-    import torch
-
     wide = blocks.double()
     step = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), (exponent >> 23) - (127 + bits - 2))
     step = step.unsqueeze(1)
@@ -87,8 +84,6 @@ def quantised_rows(bits: U16, choice: Arithmetic) -> Any:
 
     Half the memory of f32, and widening it for a product costs a few percent of the product.
     """
-    import torch
-
     source = as_bf16(np.ascontiguousarray(bits))
     if choice.block_bits is None:
         return source.clone()

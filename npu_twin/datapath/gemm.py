@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from npu_twin.bf16 import FLOOR, NEAREST_EVEN, U16
 from npu_twin.datapath._steps import Step, as_bf16, round_into, row_blocks, scratch, sequence, upper
@@ -49,8 +50,6 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithme
 
 
 def _from(array: Any) -> Any:
-    import torch
-
     return torch.from_numpy(array)
 
 
@@ -59,8 +58,6 @@ def _tensor(view: OperandView) -> Any:
 
 
 def _mm(left: Any, right: Any, out: Any) -> None:
-    import torch
-
     torch.mm(left, right, out=out)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
 
 from npu_twin.bf16 import F32, NEAREST_EVEN, U16
 from npu_twin.datapath._steps import Step, as_bf16, round_into, scratch, sequence, upper
@@ -27,8 +28,6 @@ _WIDE_ELEMENTS = 1 << 18
 
 def prepare_gemv(launch: Launch, operands: Mapping[str, OperandView], choice: Arithmetic) -> Step:
     """out[M] = w[M, K] @ x[K], one rounding."""
-    import torch
-
     w, x, out = (operands[name].u16 for name in ("w", "x", "out"))
     rounding = choice.rounding_of(launch.rounding)
     if rounding == NEAREST_EVEN:
@@ -116,8 +115,6 @@ def _widener(bits: U16) -> Callable[[], F32]:
 
 def _product(w: U16, vector: Callable[[], F32], out: F32) -> Step:
     """Closure: out[M] = w @ vector, summed and left in f32; the weight is widened in row blocks."""
-    import torch
-
     weight = as_bf16(w)
     M, K = w.shape
     rows = max(1, _WIDE_ELEMENTS // K)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,7 @@ class HFRunner:
     """
 
     def __init__(self, checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> None:
+        _calm_openmp()
         import torch
         import transformers
 
@@ -166,6 +168,16 @@ class HFRunner:
         self._cache = output[self._cache_name]
         self._length += len(tokens)
         return to_numpy(output.logits[0, -1])
+
+
+def _calm_openmp() -> None:
+    """Let idle OpenMP threads sleep instead of spin; only effective before torch is first imported.
+
+    Measured with two torch threads on two busy cores, SmolLM2-135M in bf16: 60 ms per decode step with
+    sleeping threads, 400 to 1400 ms with spinning ones (32 ms on an idle machine).
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextmanager

@@ -11,7 +11,9 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from llms.verify.records import Array
 
 _MAGIC = b"NPUREF01"
 _DIGEST = 32
+_STALE_SECONDS = 3600.0
 _log = logging.getLogger("llms.verify.reference")
 BYPASS_ENV = "PYTEST_NPU_NO_REFERENCE_CACHE"
 
@@ -70,9 +73,17 @@ class ReferenceCache:
     def store(self, key: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Write an entry; a full or read-only disk is logged and otherwise ignored."""
         try:
+            self._sweep()
             write_atomically(self.path(key), _encode(key, arrays))
         except OSError as error:
             _log.warning("reference cache %s cannot be written (%s)", self.folder, error)
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left behind; an hour is far beyond any write in progress."""
+        for part in self.folder.glob(".*.part"):
+            with suppress(OSError):
+                if time.time() - part.stat().st_mtime > _STALE_SECONDS:
+                    part.unlink()
 
 
 def _canonical(key: Mapping[str, Any]) -> bytes:

@@ -76,11 +76,17 @@ def deployment(request: pytest.FixtureRequest, npu_device: Device) -> Any:
 
 def open_default_deployment(folder: Path, options: NpuOptions, device: Device) -> Any:
     """Open the deployment of a model folder with `llms.verify`."""
-    from llms.verify.deployment import Deployment
+    from llms.checkpoints import CheckpointError
+    from llms.verify.deployment import Deployment, DeploymentError
 
-    return Deployment.from_folder(
-        folder, model=options.model, checkpoint=options.checkpoint, use_cache=options.use_cache
-    )
+    try:
+        opened = Deployment.from_folder(
+            folder, model_choice=options.model, checkpoint=options.checkpoint, use_cache=options.use_cache
+        )
+        _ = opened.checkpoint  # resolve it now: a missing one is one clear error, not one per gate
+    except (CheckpointError, DeploymentError) as error:
+        pytest.fail(f"{folder.name}: {error}", pytrace=False)
+    return opened
 
 
 def describe(opened: Any) -> dict[str, Any]:
@@ -88,6 +94,7 @@ def describe(opened: Any) -> dict[str, Any]:
     checkpoint = getattr(opened, "checkpoint", None)
     fields = ("label", "kind", "path", "content_hash")
     config = getattr(opened, "config", None)
+    config = config() if callable(config) else config
     return {
         "checkpoint": {name: _text(getattr(checkpoint, name, None)) for name in fields}
         if checkpoint
@@ -107,6 +114,12 @@ def _text(value: Any) -> str | None:
 def hf_reference(deployment: Any) -> Any:
     """The Hugging Face bf16 reference of the deployment, on the same checkpoint."""
     return deployment.hf_reference()
+
+
+@pytest.fixture(scope="session")
+def npu_options(request: pytest.FixtureRequest) -> NpuOptions:
+    """What the user asked for on the command line: number of prompts, tokens, checkpoint, device."""
+    return state_of(request.config).options
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from . import benchmark_bridge, html_bridge, newhooks, session, terminal, xdist_bridge
+from . import benchmark_bridge, html_bridge, newhooks, preflight, session, terminal, xdist_bridge
 from .device import Device, open_default_device
 from .fixtures import (
     deployment,
@@ -25,7 +25,7 @@ from .options import NpuOptions, add_options
 from .phases import register_markers
 from .state import STATE, NpuState, state_of
 
-__all__ = ["deployment", "device_clock", "hf_reference", "npu_device", "npu_lock", "npu_record"]
+__all__ = ["deployment", "device_clock", "hf_reference", "npu_device", "npu_lock", "npu_options", "npu_record"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,6 +111,12 @@ def pytest_npu_open_device(name: str) -> Device:
 def pytest_npu_open_deployment(folder: Path, options: NpuOptions, device: Device) -> Any:
     """Open a deployment of `llms.verify`; `pytest_npu_open_deployment`."""
     return open_default_deployment(folder, options, device)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_npu_preflight(config: pytest.Config) -> list[dict[str, Any]]:
+    """Facts about host and NPU; `pytest_npu_preflight`."""
+    return [*preflight.host_facts(), *(preflight.device_facts() if state_of(config).options.npu else [])]
 
 
 class SessionHooks:

@@ -12,7 +12,7 @@ from typing import Any
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import render as pages
 from kernel_registry import store
-from kernel_registry.measure import MeasurementUnavailable, Measurer, SiliconMeasurer, TwinMeasurer
+from kernel_registry.measure import MeasurementUnavailable, Measurer, TwinMeasurer, silicon
 from kernel_registry.schema import RegistryError, row_id
 from kernel_registry.shapes import DEFAULT_BUCKETS, Request, RequestError, from_file, parse
 from kernel_registry.sweep import sweep
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--used-by", action="append", default=[], metavar="TAG", help="model that needs the row"
     )
     swept.add_argument("--npu", action="store_true", help="measure on silicon; default: the twin")
+    swept.add_argument("--artefacts", type=Path, metavar="DIR", help="compiled kernels for --npu")
     swept.add_argument("--no-numerics", action="store_true", help="latency only")
     swept.add_argument("--if-missing", action="store_true", help="leave shapes that have a usable row")
     swept.add_argument("--no-render", action="store_true", help="do not bring the pages up to date")
@@ -104,7 +105,7 @@ def _requests(args: argparse.Namespace) -> tuple[list[Request], list[str]]:
 
 def _sweep(args: argparse.Namespace, root: Path) -> int:
     found, tags = _requests(args)
-    measurer: Measurer = SiliconMeasurer() if args.npu else TwinMeasurer()
+    measurer: Measurer = silicon(args.artefacts) if args.npu else TwinMeasurer()
     failed = 0
     for request in found:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
-from kernel_registry.measure import Measurer, Numerics
+from kernel_registry.measure import MeasurementUnavailable, Measurer, Numerics
 from kernel_registry.schema import row_id
 from kernel_registry.shapes import Request, RequestError
 
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def candidates(request: Request) -> tuple[Config, ...]:
-    """Legal configurations. Raises RequestError when there is none, with the reason for a typical tile."""
+    """Legal configurations. Raises RequestError when there is none."""
     from npu_twin.constraints import legal_configs
 
     found = legal_configs(
@@ -65,18 +65,29 @@ def _preference(config: Config) -> tuple[float, ...]:
     return (-config.cores, -config.herd[0], -area, max(k, 256) / min(k, 256))
 
 
-def choose(request: Request, measurer: Measurer) -> tuple[Config, float, int]:
-    """The fastest legal configuration, its latency in microseconds and how many were tried."""
+def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, float]]:
+    """Measured configurations with their latency in microseconds, the best first.
+
+    Raises MeasurementUnavailable when none of the legal ones can be built here.
+    """
     from npu_twin import timing
 
     found = sorted(candidates(request), key=_preference)
     if len(found) > measurer.shortlist:
-        found = sorted(found, key=lambda c: timing.launch_us(c))[: measurer.shortlist]
-    timed = [(measurer.latency_us(config), i, config) for i, config in enumerate(found)]
-    # A hundredth of a per cent is below any measurement: let the preference decide there.
-    fastest = min(t for t, _, _ in timed)
-    latency, _, config = min((t for t in timed if t[0] <= fastest * 1.0001), key=lambda t: t[1])
-    return config, latency, len(found)
+        found = sorted(found, key=timing.launch_us)[: measurer.shortlist]
+    timed = [(measurer.latency_us(config), i) for i, config in enumerate(found)]
+    known = [(t, i) for t, i in timed if t is not None]
+    if not known:
+        raise MeasurementUnavailable(
+            f"{request}: none of {len(found)} legal configurations has a compiled kernel; "
+            f"the first is {found[0].describe()}"
+        )
+    # A hundredth of a per cent is below any measurement: the preference decides there.
+    fastest = min(t for t, _ in known)
+    known.sort(
+        key=lambda pair: (pair[0] > fastest * 1.0001, pair[0] if pair[0] > fastest * 1.0001 else pair[1])
+    )
+    return [(found[i], t) for t, i in known]
 
 
 def _known(request: Request, root: Path) -> lookup.KernelConfig | None:
@@ -117,11 +128,18 @@ def sweep(
         if used_by and any(r["id"] == known.row_id for r in store.read(root, request.op)):
             store.tag(root, request.op, known.row_id, used_by)
         return Outcome(request, "known", known.row_id, known.latency_us, 0)
-    config, latency, tried = choose(request, measurer)
-    numerics = measurer.numerics(config) if with_numerics else None
-    row = build_row(request, config, latency, numerics, measurer, used_by)
-    outcome = store.put(row, root, replace=lambda old: _superseded(old, row))
-    return Outcome(request, outcome, row["id"], latency, tried)
+    measured = ranked(request, measurer)
+    for config, latency in measured:
+        numerics = measurer.numerics(config) if with_numerics else None
+        row = build_row(request, config, latency, numerics, measurer, used_by)
+        outcome = _store(row, root)
+        if row["status"] != "silent_corruption":
+            return Outcome(request, outcome, row["id"], latency, len(measured))
+    raise MeasurementUnavailable(f"{request}: every configuration that runs gives wrong numbers")
+
+
+def _store(row: dict[str, Any], root: Path) -> str:
+    return store.put(row, root, replace=lambda old: _superseded(old, row))
 
 
 def build_row(
@@ -155,9 +173,9 @@ def build_row(
         figures.update({k: _digits(v) for k, v in numerics.figures.items()})
         figures["elements_over"] = numerics.elements_over
         row["tolerance"] = dict(numerics.tolerance)
+        row["status"] = numerics.status
         if numerics.elements_over:
-            row["status"] = "in_tier"
-            row["note"] = f"in tier: {numerics.elements_over} elements over the tolerance"
+            row["note"] = f"{numerics.elements_over} elements over the tolerance"
     row["id"] = row_id(row)
     return row
 
@@ -173,4 +191,4 @@ def _superseded(old: Any, new: Any) -> bool:
     same = same and (old.get("attrs") or {}).get("causal") == (new.get("attrs") or {}).get("causal")
     if new["op"] in ("rms_norm", "rope", "flash_attention"):
         same = same and old["method"] == new["method"]
-    return bool(same and new["provenance"] == "twin")
+    return bool(same and new["provenance"] == "twin" and new["status"] != "silent_corruption")

@@ -27,6 +27,8 @@ has f32 output.
 SEARCH_TILE_M: Mapping[str, tuple[int, ...]] = {"drain": (16, 32, 48)}
 """Narrower than the rule where no published row goes further."""
 
+GEMV_TILES = (2, 4, 8, 16)
+
 
 def _divisors(n: int, most: int, step: int = 1) -> list[int]:
     return [d for d in range(step, min(n, most) + 1, step) if n % d == 0]
@@ -71,12 +73,16 @@ def _k_tiles(K: int, N: int) -> list[tuple[int, int]]:
 def _gemv_space(d: Mapping[str, int], method: str) -> Iterator[Config]:
     M = d["M"]
     for hm in range(COLUMNS, 0, -1):
-        if M % hm:
-            continue
-        for tm in _divisors(M // hm, 64, 2):
-            for mi in _divisors(tm, 32):
-                if mi * 4 >= tm:
+        for tm in _divisors(M // hm, 64, 2) if M % hm == 0 else []:
+            for mi in (tm, tm // 2, tm // 4):
+                if mi and tm % mi == 0:
                     yield Config("gemv", method, d, {"tile_m": tm, "m_input": mi}, (hm, 1))
+
+
+def _usual(configs: tuple[Config, ...]) -> tuple[Config, ...]:
+    """Only GEMV tiles of the published rows, unless none of those is legal."""
+    usual = tuple(c for c in configs if c.op != "gemv" or c.tile["tile_m"] in GEMV_TILES)
+    return usual or configs
 
 
 def _gemv_add_space(d: Mapping[str, int], method: str) -> Iterator[Config]:
@@ -87,10 +93,8 @@ def _gemv_add_space(d: Mapping[str, int], method: str) -> Iterator[Config]:
 
 
 def _herds(most: int) -> list[tuple[int, int]]:
-    """Herds along the columns, then the two- and four-row ones of the published sweeps."""
-    flat = [(h, 1) for h in range(COLUMNS, 0, -1)]
-    deep = [(2, 4)] if most == 8 else [(8, 2), (4, 4)]
-    return flat + deep
+    """Herds of the published sweeps: along the columns, then those of two and four rows."""
+    return [(8, 1), (4, 1), (2, 1), (1, 1), *([(2, 4)] if most == 8 else [(8, 2), (4, 4)])]
 
 
 def _stream_space(
@@ -110,9 +114,14 @@ def _stream_space(
 def _rows_space(
     op: str, method: str, d: Mapping[str, int], key: str, herds: tuple[int, ...]
 ) -> Iterator[Config]:
-    for h in herds:
-        if d[key] % h == 0:
-            yield Config(op, method, d, {}, (h, 1))
+    """Herds along the columns that divide the rows; sizes outside of ``herds`` only where those leave one
+    core.
+    """
+    fits = [h for h in herds if d[key] % h == 0]
+    if fits == [1] and op in ("rope", "bias_add"):
+        fits = [h for h in range(COLUMNS, 0, -1) if d[key] % h == 0]
+    for h in fits:
+        yield Config(op, method, d, {}, (h, 1))
 
 
 def _attention_space(d: Mapping[str, int], layouts: tuple[str, ...], causal: bool) -> Iterator[Config]:
@@ -133,7 +142,7 @@ def _attention_space(d: Mapping[str, int], layouts: tuple[str, ...], causal: boo
 
 
 def _space(op: str, d: Mapping[str, int], method: str, attrs: Mapping[str, Any]) -> Iterator[Config]:
-    down = tuple(range(COLUMNS, 0, -1))
+    usual = (8, 4, 2, 1)
     if op == "gemm":
         tier = str(attrs.get("precision", "high"))
         return _gemm_space(d, (method,) if method else TIER_METHODS[tier])
@@ -146,10 +155,10 @@ def _space(op: str, d: Mapping[str, int], method: str, attrs: Mapping[str, Any])
         "norm_gateup_swiglu": lambda: iter(
             [Config(op, "cascade", d, {}, (COLUMNS, min(4, max(1, d["emb"] // 512))))]
         ),
-        "rms_norm": lambda: _rows_space(op, method or "weighted", d, "M", (8, 4, 2, 1)),
-        "layer_norm": lambda: _rows_space(op, "affine", d, "M", (8, 4, 2, 1)),
-        "rope": lambda: _rows_space(op, method or "half_split", d, "rows", down),
-        "bias_add": lambda: _rows_space(op, "default", d, "rows", down),
+        "rms_norm": lambda: _rows_space(op, method or "weighted", d, "M", usual),
+        "layer_norm": lambda: _rows_space(op, "affine", d, "M", usual),
+        "rope": lambda: _rows_space(op, method or "half_split", d, "rows", usual),
+        "bias_add": lambda: _rows_space(op, "default", d, "rows", usual),
         "eltwise_add": lambda: _stream_space(op, d, "tile", (16, 4096), 8),
         "silu_mul": lambda: _stream_space(op, d, "tile_n", (16, 5120), 8),
         "gelu": lambda: _stream_space(op, d, "tile_n", (512, 6144), 16),
@@ -191,7 +200,7 @@ def _legal(
     for config in _space(op, dict(dims), method, attrs):
         if not check_raw(config):
             found.setdefault(config.describe(), config)
-    return tuple(found.values())
+    return _usual(tuple(found.values()))
 
 
 def nearest_legal(op: str, method: str, config: Any) -> Config | None:

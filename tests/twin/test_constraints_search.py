@@ -41,7 +41,7 @@ def test_attention_of_nine_heads(m: int) -> None:
         ("rms_norm", {"M": 1, "N": 576}, 1),
         ("rope", {"rows": 9, "head_dim": 64}, 3),
         ("rope", {"rows": 3, "head_dim": 64}, 3),
-        ("eltwise_add", {"n": 576}, 6),
+        ("eltwise_add", {"n": 576}, 4),
         ("silu_mul", {"n": 1536}, 8),
         ("bias_add", {"rows": 1, "n": 896}, 1),
         ("gemv_add", {"M": 2048, "K": 8192}, 32),
@@ -114,6 +114,12 @@ def test_stream_candidates_divide_the_work(n: int, op: str) -> None:
         assert n % (tile * config.cores) == 0
         assert tile % 16 == 0
         assert config.cores <= 8
+
+
+def test_gemv_prefers_published_tiles_and_falls_back() -> None:
+    assert {c.tile["tile_m"] for c in legal_configs("gemv", {"M": 576, "K": 576})} == {2, 4, 8, 16}
+    odd = {c.tile["tile_m"] for c in legal_configs("gemv", {"M": 8 * 62 * 37, "K": 512})}
+    assert odd == {62}
 
 
 def test_unknown_operation() -> None:

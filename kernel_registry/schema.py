@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kernel_registry.registry_lookup import DIMS, PROVENANCES
+from kernel_registry.registry_lookup import DIMS, PROVENANCES, REQUIRED_TILE
 
 VERSION = 1
 STATUSES = (
@@ -33,12 +33,15 @@ def row_id(row: Mapping[str, Any]) -> str:
     """Identity of a row, derived from what was measured, how it was configured and where."""
     op = str(row["op"])
     shape = "x".join(str(row["dims"][d]) for d in DIMS[op])
-    tile = ".".join(str(v) for v in (row.get("tile") or {}).values()) or "-"
-    herd = row.get("herd")
+    sizes = row.get("tile") or {}
+    order = REQUIRED_TILE.get(op, ())
+    keys = [k for k in order if k in sizes] + sorted(k for k in sizes if k not in order)
+    tile = ".".join(str(sizes[k]) for k in keys) or "-"
+    herd = "x".join(map(str, row.get("herd") or ())) or "-"
     attrs = row.get("attrs") or {}
     flags = [k if v is True else f"{k}={v}" for k, v in sorted(attrs.items()) if v is not False]
     parts = [op, shape, row.get("dtype_out", "bf16"), row["method"], tile]
-    parts += [f"{herd[0]}x{herd[1]}" if herd else "-", *flags, row["context"], row["provenance"]]
+    parts += [herd, *flags, row["context"], row["provenance"]]
     if row.get("repeat", 1) > 1:
         parts.append(f"repeat{row['repeat']}")
     return ":".join(map(str, parts))

@@ -16,6 +16,7 @@ from .constants import DEVICE_LABELS, ROUNDS
 from .device import Device
 from .events import to_jsonable
 from .models import model_name
+from .preflight import run_preflight
 from .state import NpuState, state_of
 
 XDIST_REASON = (
@@ -148,7 +149,7 @@ class WithBenchmark:
     ) -> None:
         """Name the device in saved benchmarks; `pytest_benchmark_update_machine_info`."""
         state = state_of(config)
-        if state.active or state.options.asked:
+        if state.active or state.is_expected():
             machine_info["npu"] = machine_fields(state)
 
     def pytest_benchmark_compare_machine_info(
@@ -159,6 +160,8 @@ class WithBenchmark:
         saved = compared_benchmark.get("machine_info", {}).get("npu")
         if saved is None:
             return
+        if not state.device.identity:
+            run_preflight(config, state.device)
         here = machine_fields(state)
         different = [
             f"{key}: {saved.get(key)} then, {here.get(key)} now"

@@ -48,7 +48,16 @@ PHASES: Final = {
 }
 
 FIXTURES: Final = frozenset(
-    {"npu_device", "npu_lock", "npu_record", "npu_benchmark", "deployment", "hf_reference", "device_clock"}
+    {
+        "npu_device",
+        "npu_lock",
+        "npu_options",
+        "npu_record",
+        "npu_benchmark",
+        "deployment",
+        "hf_reference",
+        "device_clock",
+    }
 )
 #: Attribute of test reports that carries our fields, also from xdist workers to the controller.
 REPORT_FIELD: Final = "npu"

@@ -95,6 +95,12 @@ class DeviceHolder:
                 raise DeviceUnavailable(
                     f"nothing opened the device '{self.name}'", "Install the project: pip install -e ."
                 )
+        if self._device.name != self.name:
+            wrong, self._device = self._device.name, None
+            raise DeviceUnavailable(
+                f"'{self.name}' was asked for but '{wrong}' was opened",
+                "A twin never stands in for silicon: check the plugin that implements pytest_npu_open_device",
+            )
         return self._device
 
     def now(self) -> float:

@@ -27,7 +27,10 @@ def pytest_npu_open_deployment(
 ) -> Any:
     """Open the deployment of the model in `folder`; called once per model and process.
 
-    The default builds `llms.verify.deployment.Deployment` from the folder's adapter.
+    A stand-in offers what its tests use; the plugin itself reads `checkpoint` (label, kind, path,
+    content_hash), `model_name` and `config`, calls `hf_reference()` for the fixture of that name and
+    `release_runners()` at the end, each if it is there. The default builds
+    `llms.verify.deployment.Deployment` from the folder's adapter.
     """
 
 

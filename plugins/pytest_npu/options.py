@@ -62,6 +62,11 @@ class NpuOptions:
             timeout = _timeout_from_env()
         report_dir = get("npu_report_dir")
         checkpoint = get("checkpoint")
+        if checkpoint and not (here / Path(checkpoint).expanduser()).exists():
+            raise pytest.UsageError(
+                f"--checkpoint: there is no {here / Path(checkpoint).expanduser()}; "
+                "give a Hugging Face folder or a GGUF file"
+            )
         run_id = get("npu_run_id")
         if run_id is not None and (not run_id or "/" in run_id or run_id.startswith(".")):
             raise pytest.UsageError(f"--npu-run-id '{run_id}' is no plain folder name")

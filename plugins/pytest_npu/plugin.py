@@ -10,6 +10,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from . import benchmark_bridge, html_bridge, newhooks, preflight, session, terminal, xdist_bridge
+from .constants import NPU2
 from .device import Device, open_default_device
 from .fixtures import (
     deployment,
@@ -17,6 +18,7 @@ from .fixtures import (
     hf_reference,
     npu_device,
     npu_lock,
+    npu_options,
     npu_record,
     open_default_deployment,
 )
@@ -25,7 +27,15 @@ from .options import NpuOptions, add_options
 from .phases import register_markers
 from .state import STATE, NpuState, state_of
 
-__all__ = ["deployment", "device_clock", "hf_reference", "npu_device", "npu_lock", "npu_options", "npu_record"]
+__all__ = [
+    "deployment",
+    "device_clock",
+    "hf_reference",
+    "npu_device",
+    "npu_lock",
+    "npu_options",
+    "npu_record",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -114,9 +124,10 @@ def pytest_npu_open_deployment(folder: Path, options: NpuOptions, device: Device
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_npu_preflight(config: pytest.Config) -> list[dict[str, Any]]:
-    """Facts about host and NPU; `pytest_npu_preflight`."""
-    return [*preflight.host_facts(), *(preflight.device_facts() if state_of(config).options.npu else [])]
+def pytest_npu_preflight(device: Device | None) -> list[dict[str, Any]]:
+    """Facts about the host, and about the NPU when AMD's driver opened it; `pytest_npu_preflight`."""
+    silicon = device is not None and device.name == NPU2 and getattr(device, "module", None) is not None
+    return [*preflight.host_facts(), *(preflight.device_facts() if silicon else [])]
 
 
 class SessionHooks:

@@ -84,9 +84,7 @@ def require_device(state: NpuState) -> None:
 
 def header_is_known_early(state: NpuState) -> bool:
     """True when the header can be printed before the collection."""
-    if state.options.asked:
-        return True
-    return state.role is Role.CONTROLLER and bool(xdist_bridge.model_folders_of_args(state.config))
+    return state.options.asked or (state.role is Role.CONTROLLER and state.is_expected())
 
 
 def take_collection(state: NpuState, items: list[pytest.Item]) -> None:

@@ -14,9 +14,10 @@ import pytest
 from .device import DeviceHolder, environment
 from .events import Event, Sink, make_event
 from .lock import LockConfig, NoLock, NpuLock
-from .models import ModelFolders
+from .models import ModelFolders, find_model_folders
 from .options import NpuOptions
 from .phases import PhaseGate
+from .preflight import run_preflight
 from .report.write import Written
 from .runlogs import RunLogs
 
@@ -88,7 +89,17 @@ class NpuState:
             options=self._option_summary(),
             **environment(),
         )
-        self.emit("device", name=self.device.name, label=self.device.label, details={})
+        facts = run_preflight(self.config, self.device)
+        self.emit("preflight", facts=facts)
+        self.emit("device", name=self.device.name, label=self.device.label, details=self.device.identity)
+
+    def is_expected(self) -> bool:
+        """True when the command line asks for us or reaches a model folder; known before the collection."""
+        if self.options.asked:
+            return True
+        start = Path(self.config.invocation_params.dir)
+        paths = [start / arg.split("::", 1)[0] for arg in self.config.args]
+        return bool(find_model_folders(path for path in paths if path.exists()))
 
     def _option_summary(self) -> dict[str, Any]:
         options = self.options
@@ -159,7 +170,7 @@ class NpuState:
     def close(self) -> None:
         """Close deployments and logs at the end of the process."""
         for deployment in self.deployments.values():
-            close = getattr(deployment, "close", None)
+            close = getattr(deployment, "release_runners", None)
             if callable(close):
                 close()
         self.deployments.clear()

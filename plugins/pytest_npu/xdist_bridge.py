@@ -10,13 +10,12 @@ import contextlib
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .events import Event
-from .models import find_model_folders, model_name
+from .models import model_name
 from .state import NpuState, Role
 
 if TYPE_CHECKING:
@@ -64,19 +63,12 @@ def cap_threads(count: int) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
-def model_folders_of_args(config: pytest.Config) -> set[Path]:
-    """Model folders that the command line reaches, found without collecting."""
-    invocation_dir = Path(config.invocation_params.dir)
-    starts = [invocation_dir / arg.split("::", 1)[0] for arg in config.args]
-    return find_model_folders(path for path in starts if path.exists())
-
-
 class XdistHooks:
     """Registered on the controller when pytest-xdist distributes tests."""
 
     def __init__(self, state: NpuState) -> None:
         self._state = state
-        self._ours = state.options.asked or bool(model_folders_of_args(state.config))
+        self._ours = state.is_expected()
 
     def pytest_configure_node(self, node: WorkerController) -> None:
         """Give the worker a channel for its events; `pytest_configure_node` of pytest-xdist."""

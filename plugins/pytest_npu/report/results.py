@@ -7,6 +7,8 @@ from typing import Any
 from ..constants import RESULTS_SCHEMA
 from .model import RunReport
 
+RESULTS_FILE = "results.json"
+
 
 def results_of(report: RunReport, run: str) -> dict[str, Any]:
     """The content of `results.json`; `run` is the name of the run's folder."""

@@ -6,12 +6,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..events import atomic_write
-from ..runlogs import RunLogs
+from ..events import atomic_write, read_events
+from ..runlogs import EVENTS_FILE, RunLogs
+from .html import render_report
+from .index import write_index
+from .junit import render_junit
+from .markdown import render_markdown
 from .model import RunReport, build_run_report
-from .results import results_of
-
-RESULTS_FILE = "results.json"
+from .results import RESULTS_FILE, results_of
 
 
 @dataclass(frozen=True)
@@ -26,27 +28,42 @@ class Written:
 
 
 def write_reports(logs: RunLogs) -> list[Written]:
-    """Write the reports of all models of a run. A full disk is reported, never raised."""
+    """Write the reports of all models of a run and the index. A full disk is reported, never raised."""
     written = []
     errors = logs.errors()
     for model, folder in logs.folders.items():
         report = build_run_report(model, logs.events(model))
         log_error = str(errors[model].strerror) if model in errors else None
-        written.append(
-            Written(folder, report, _write_folder(folder, report), log_error, logs.fallback_reason)
-        )
+        error = _write_safely(folder, report)
+        written.append(Written(folder, report, error, log_error, logs.fallback_reason))
     return written
 
 
-def _write_folder(folder: Path, report: RunReport) -> str | None:
+def _write_safely(folder: Path, report: RunReport) -> str | None:
     try:
         write_run_folder(folder, report)
+        write_index(folder.parent.parent)
     except OSError as error:
         return error.strerror or str(error)
+    except Exception as error:  # a record of an unexpected shape must not take the run's end down with it
+        return f"{type(error).__name__} while rendering: {error}"
     return None
 
 
 def write_run_folder(folder: Path, report: RunReport) -> None:
     """Write every report file of one run. Raises OSError."""
-    results = results_of(report, folder.name)
-    atomic_write(folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
+    run = folder.name
+    atomic_write(folder / RESULTS_FILE, json.dumps(results_of(report, run), indent=1) + "\n")
+    atomic_write(folder / "junit.xml", render_junit(report))
+    atomic_write(folder / "evaluation_report.md", render_markdown(report, run))
+    atomic_write(folder / "report.html", render_report(report, run))
+
+
+def render_folder(folder: Path) -> RunReport:
+    """Render a run folder again from its event log, for example after a kill.
+
+    Raises EventLogError when there is no readable log, OSError when the files cannot be written.
+    """
+    report = build_run_report(folder.parent.name, read_events(folder / EVENTS_FILE))
+    write_run_folder(folder, report)
+    return report

@@ -1,0 +1,165 @@
+"""`evaluation_report.md`: the same results as text, for reviews and repositories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import view
+from .model import RunReport
+from .plots import number
+
+
+def _cell(value: Any) -> str:
+    """Text that keeps its table cell: no pipes, no line breaks, no markup."""
+    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ↵ ").replace("<", "&lt;")
+    return text.replace("`", "'")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def _block(text: str) -> list[str]:
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return [fence, text.rstrip(), fence, ""]
+
+
+def _figure(value: Any, places: int) -> str:
+    known = number(value)
+    return "–" if known is None else f"{known:.{places}f}"
+
+
+def render_markdown(report: RunReport, run: str) -> str:
+    """The evaluation report of one run."""
+    lines = [f"# {report.model}: {report.verdict}", "", view.headline(report), ""]
+    lines += _table(
+        ("", ""),
+        [
+            ("run", run),
+            ("device", report.device_label),
+            ("checkpoint", report.checkpoint_label),
+            ("started", view.time_text(report.started_at)),
+            ("tests", view.count_text(report.counts)),
+            ("duration", view.duration_text(report.ended_at - report.started_at)),
+            ("waiting for the NPU", view.duration_text(report.lock_wait_s)),
+        ],
+    )
+    lines += ["## Phases", ""]
+    lines += _table(
+        ("phase", "verdict", "tests", "time"),
+        [(f"{r.number} {r.title}", r.verdict, r.tests, r.duration) for r in view.phase_rows(report)],
+    )
+    lines += _problem_lines(report) + _gate_lines(report) + _diagnosis_lines(report) + _time_lines(report)
+    lines += ["## Environment", ""]
+    lines += _table(("", ""), list(view.environment_rows(report)))
+    lines += ["## Do it again", ""]
+    lines += _block(" ".join(["pytest", *map(str, report.session.get("argv") or [])]))
+    return "\n".join(lines)
+
+
+def _problem_lines(report: RunReport) -> list[str]:
+    problems = view.problems(report)
+    if not problems and not report.collect_errors and not report.crashes:
+        return []
+    lines = ["## Failures", ""]
+    for error in report.collect_errors:
+        lines += [f"### {error['nodeid']} could not be collected", "", *_block(str(error["longrepr"]))]
+    for crash in report.crashes:
+        if not crash.get("nodeid"):
+            lines += [f"### {crash['cause']}", "", *_block(str(crash.get("detail") or ""))]
+    for test in problems:
+        lines += [f"### {test.outcome}: {_cell(test.name)}", "", _cell(test.reason), ""]
+        for title, text in test.details:
+            lines += [f"{title}:", "", *_block(text)]
+    return lines
+
+
+def _gate_lines(report: RunReport) -> list[str]:
+    lines = []
+    for gate in view.gates(report):
+        lines += ["## Token-set gate", "", f"{gate.n_tokens} tokens, k = {gate.k}, {_cell(gate.nodeid)}", ""]
+        rows = []
+        for prompt in gate.prompts:
+            npu = f"{prompt['npu_shown']} ({prompt['npu_rank']})" if prompt["diverged"] else ""
+            hf = f"{prompt['hf_shown']} ({prompt['hf_rank']})" if prompt["diverged"] else ""
+            rows.append(
+                (
+                    prompt.get("index"),
+                    prompt.get("text"),
+                    prompt.get("status"),
+                    prompt.get("n_steps"),
+                    prompt["step_text"],
+                    npu,
+                    hf,
+                    prompt.get("reason") or "",
+                )
+            )
+        head = (
+            "#",
+            "prompt",
+            "verdict",
+            "steps",
+            "first difference",
+            "NPU token",
+            "reference token",
+            "reason",
+        )
+        lines += _table(head, rows)
+    return lines
+
+
+def _diagnosis_lines(report: RunReport) -> list[str]:
+    lines = []
+    for diagnosis in view.diagnoses(report):
+        lines += ["## Layer by layer", "", f"Prompt: {_cell(diagnosis.prompt)}", ""]
+        rows = [
+            (
+                row.get("path"),
+                row.get("layer"),
+                row.get("probe"),
+                *(_figure(row.get(key), 6) for key in ("cos_min", "cos_p5", "cos_median")),
+                _figure(row.get("max_abs"), 4),
+            )
+            for row in diagnosis.rows
+        ]
+        lines += _table(("path", "layer", "probe", "cos min", "cos p5", "cos median", "max abs"), rows)
+    return lines
+
+
+def _time_lines(report: RunReport) -> list[str]:
+    lines = []
+    for profile in view.profiles(report):
+        payload = profile.payload
+        lines += [f"## Profile, {payload.get('clock') or report.device_label}", ""]
+        figures = (
+            _figure(payload.get("ttft_ms"), 2),
+            _figure(payload.get("tpot_ms"), 2),
+            _figure(payload.get("tps"), 2),
+        )
+        lines += ["TTFT {} ms, TPOT {} ms, {} tokens/s".format(*figures), ""]
+        rows = [
+            (
+                row.get("section"),
+                row.get("kind"),
+                row.get("name"),
+                row.get("calls"),
+                _figure(row.get("total_ms"), 3),
+                _figure(row.get("per_call_ms"), 4),
+            )
+            for row in profile.rows
+        ]
+        lines += (
+            _table(("section", "kind", "name", "calls", "ms in all", "ms per call"), rows) if rows else []
+        )
+    benchmarks = view.benchmarks(report)
+    if benchmarks:
+        lines += ["## Benchmarks, ms on the device clock", ""]
+        measured = [
+            (b["name"], b["median"], b["min"], b["max"], b["rounds"], b.get("device")) for b in benchmarks
+        ]
+        lines += _table(("test", "median", "min", "max", "rounds", "device"), measured)
+    return lines

@@ -1,0 +1,236 @@
+"""Geometry of the plots: numbers in, percentages out. The templates draw them as inline SVG and HTML.
+
+Lines are drawn in a stretched 100 x 100 viewBox and labels are ordinary text beside it, so a plot keeps its
+text size on a phone and its colours follow the reader's colour scheme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label on an axis; `at` in percent of the axis, from the left or from the top."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A data point with the text of its tooltip; coordinates in percent, y from the top."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series: SVG path of the line, of the band around it (or empty), and its points."""
+
+    name: str
+    css: str
+    path: str
+    band: str
+    dots: tuple[Dot, ...]
+
+
+@dataclass(frozen=True)
+class LinePlot:
+    """A plot of series over one x axis."""
+
+    lines: tuple[Line, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    x_title: str
+    y_title: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a breakdown; `width` in percent of the widest."""
+
+    label: str
+    kind: str
+    width: float
+    value: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of a heat map; `heat` from 0 (good) to 1 (bad)."""
+
+    row: int
+    column: int
+    heat: float
+    text: str
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A heat map with labelled rows and columns."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    note: str = ""
+    legend: tuple[str, str] = ("", "")
+    shown_columns: tuple[Tick, ...] = field(default=())
+
+
+def number(value: Any) -> float | None:
+    """A finite float, or None for missing values and for the texts `nan` and `inf` of the event log."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` round numbers that cover low..high."""
+    if high <= low:
+        high = low + 1.0
+    raw = (high - low) / max(1, count - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= raw * 0.999)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{'M' if i == 0 else 'L'}{x:.2f} {y:.2f}" for i, (x, y) in enumerate(points))
+
+
+def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
+    """Median cosine per layer for prefill and decode, with a band down to the worst position.
+
+    `rows`: of a `diagnosis` record. None when there is nothing to draw.
+    """
+    series: dict[str, list[tuple[float, float, float, str]]] = {}
+    for row in rows:
+        layer, median = number(row.get("layer")), number(row.get("cos_median"))
+        if layer is None or median is None:
+            continue
+        worst = number(row.get("cos_min"))
+        worst = median if worst is None else worst
+        where = f"{row.get('path')} layer {layer:.0f} ({row.get('probe')})"
+        text = f"{where}: median {median:.6f}, worst {worst:.6f}"
+        series.setdefault(str(row.get("path")), []).append((layer, median, worst, text))
+    if not series:
+        return None
+    values = [value for points in series.values() for point in points for value in point[1:3]]
+    layers = [point[0] for points in series.values() for point in points]
+    ticks = nice_ticks(min(values), max(1.0, max(values)))
+    low, high = ticks[0], ticks[-1]
+    first, last = min(layers), max(layers)
+
+    def at_x(layer: float) -> float:
+        return 50.0 if last == first else 100.0 * (layer - first) / (last - first)
+
+    def at_y(value: float) -> float:
+        return 100.0 * (high - value) / (high - low)
+
+    lines = []
+    for place, (name, points) in enumerate(sorted(series.items(), reverse=True)):
+        points.sort()
+        top = [(at_x(layer), at_y(median)) for layer, median, _, _ in points]
+        bottom = [(at_x(layer), at_y(worst)) for layer, _, worst, _ in points]
+        dots = tuple(Dot(x, y, point[3]) for (x, y), point in zip(top, points, strict=True))
+        band = _path(top + bottom[::-1]) + " Z" if len(points) > 1 else ""
+        lines.append(Line(name, f"series{place % 3}", _path(top), band, dots))
+    digits = max(2, -math.floor(math.log10(ticks[1] - ticks[0])))
+    step = max(1, math.ceil((last - first) / 8))
+    x_labels = range(int(first), int(last) + 1, step)
+    return LinePlot(
+        tuple(lines),
+        tuple(Tick(at_x(layer), str(layer)) for layer in x_labels),
+        tuple(Tick(at_y(tick), f"{tick:.{digits}f}") for tick in ticks),
+        "layer",
+        "cosine to the reference",
+    )
+
+
+def breakdown_bars(rows: Sequence[Mapping[str, Any]], limit: int = 14) -> list[Bar]:
+    """Bars of the largest entries of a breakdown, the rest summed up in one bar. Times in ms."""
+    known = [(row, total) for row in rows if (total := number(row.get("total_ms"))) is not None]
+    known.sort(key=lambda pair: -pair[1])
+    if not known or known[0][1] <= 0:
+        return []
+    # A kernel's time is part of its ELF's and does not count again; a list of kernels only is its own whole.
+    whole = sum(total for row, total in known if row.get("kind") != "kernel") or sum(
+        total for _, total in known
+    )
+    bars = []
+    widest = known[0][1]
+    for row, total in known[:limit]:
+        calls = row.get("calls")
+        note = f"{calls} calls" if calls else ""
+        share = f"{total:.2f} ms, {100 * total / whole:.0f} %"
+        bars.append(Bar(str(row.get("name")), str(row.get("kind")), 100.0 * total / widest, share, note))
+    rest = sum(total for _, total in known[limit:])
+    if rest:
+        share = f"{rest:.2f} ms, {100 * rest / whole:.0f} %"
+        bars.append(Bar(f"{len(known) - limit} others", "rest", 100.0 * min(1.0, rest / widest), share, ""))
+    return bars
+
+
+def cache_heat_maps(payload: Mapping[str, Any]) -> list[HeatMap]:
+    """Heat maps of a `cache_check` record: worst cosine per layer and head, one map for K and one for V.
+
+    The colour is the logarithm of the distance to 1, from 1e-6 (good) to 1 (no relation at all).
+    """
+    maps = []
+    rows = payload.get("rows", [])
+    for tensor in sorted({str(row.get("tensor")) for row in rows}):
+        mine = [row for row in rows if str(row.get("tensor")) == tensor]
+        layers = sorted({int(row["layer"]) for row in mine})
+        heads = sorted({int(row["head"]) for row in mine})
+        cells = []
+        for row in mine:
+            cosine, ratio = number(row.get("cos_min")), row.get("norm_ratio")
+            heat = 1.0 if cosine is None else _log_heat(1.0 - cosine)
+            text = (
+                f"layer {row['layer']}, head {row['head']}: cosine {row.get('cos_min')}, norm ratio {ratio}"
+            )
+            cells.append(Cell(heads.index(int(row["head"])), layers.index(int(row["layer"])), heat, text))
+        step = max(1, math.ceil(len(layers) / 8))
+        shown = tuple(
+            Tick(100.0 * (i + 0.5) / len(layers), str(layers[i])) for i in range(0, len(layers), step)
+        )
+        maps.append(
+            HeatMap(
+                f"{tensor.upper()} cache",
+                tuple(f"head {head}" for head in heads),
+                tuple(str(layer) for layer in layers),
+                tuple(cells),
+                "worst cosine of any position, per layer and head",
+                ("cosine 1 - 1e-6", "cosine 0"),
+                shown,
+            )
+        )
+    return maps
+
+
+def _log_heat(distance: float) -> float:
+    return min(1.0, max(0.0, (math.log10(max(distance, 1e-12)) + 6.0) / 6.0))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """SVG path of a trend in a 100 x 100 viewBox; empty for fewer than two values."""
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    span = high - low or 1.0
+    flat = high == low
+    points = [
+        (100.0 * i / (len(values) - 1), 50.0 if flat else 90.0 - 80.0 * (value - low) / span)
+        for i, value in enumerate(values)
+    ]
+    return _path(points)

@@ -1,0 +1,324 @@
+"""From results to what the templates show: texts, colours, order. Pure functions of a RunReport."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..constants import DRIVER_TIMEOUT_S, PHASES
+from .model import BAD, OPEN, RunReport, TestResult
+from .plots import Bar, HeatMap, LinePlot, breakdown_bars, cache_heat_maps, cosine_plot, number
+
+#: Record kinds that have a section of their own.
+KNOWN_KINDS = frozenset({"topk_gate", "diagnosis", "profile", "benchmark", "cache_check"})
+
+VERDICT_CLASS = {
+    "PASS": "good",
+    "FAIL": "bad",
+    "INCOMPLETE": "warn",
+    "EMPTY": "warn",
+    "BLOCKED": "muted",
+    "not run": "muted",
+}
+OUTCOME_CLASS = {
+    **dict.fromkeys(BAD, "bad"),
+    **dict.fromkeys(OPEN, "warn"),
+    "passed": "good",
+    "xfailed": "good",
+    "xpassed": "warn",
+    "blocked": "muted",
+    "skipped": "muted",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A key figure at the top of the report."""
+
+    label: str
+    value: str
+    note: str = ""
+    css: str = ""
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """One phase in the table and in the strip above it."""
+
+    number: str
+    title: str
+    verdict: str
+    css: str
+    tests: str
+    duration: str
+    lock_wait: str
+
+
+def duration_text(seconds: float) -> str:
+    """`0.42 s`, `12.3 s`, `3 min 05 s`, `1 h 02 min`."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def time_text(epoch: float) -> str:
+    """Local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch)) if epoch else ""
+
+
+def visible(text: Any) -> str:
+    """Token text with its white space made visible at the ends and at line breaks."""
+    if text is None:
+        return "none"
+    string = str(text)
+    if not string:
+        return "∅"
+    lead = len(string) - len(string.lstrip(" "))
+    trail = len(string) - len(string.rstrip(" ")) if lead < len(string) else 0
+    core = string[lead : len(string) - trail]
+    return ("␣" * lead + core + "␣" * trail).replace("\n", "↵").replace("\t", "⇥")
+
+
+def count_text(counts: Mapping[str, int]) -> str:
+    """`3 passed, 1 failed`."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "no tests"
+
+
+def headline(report: RunReport) -> str:
+    """One sentence under the verdict."""
+    if report.poisoned:
+        return f"The device went out of use: {report.poisoned}."
+    if report.verdict == "PASS":
+        return "Every selected test passed."
+    if report.verdict == "EMPTY":
+        return "No test ran, so nothing was verified."
+    if report.verdict == "INCOMPLETE":
+        why = report.interrupts[-1] if report.interrupts else "the run ended without finishing"
+        return f"Not every selected test ran to its end: {why}."
+    worst = next((t for t in report.tests.values() if t.outcome in BAD), None)
+    if worst is None:
+        return (
+            "Some tests could not be collected." if report.collect_errors else "Blocked by an earlier phase."
+        )
+    return f"First problem: {worst.name}: {worst.reason}" if worst.reason else f"First problem: {worst.name}"
+
+
+def figures(report: RunReport) -> list[Figure]:
+    """Key figures in the order a reader asks for them."""
+    found = []
+    total = sum(report.counts.values())
+    passed = report.counts.get("passed", 0)
+    found.append(Figure("tests passed", f"{passed} of {total}", count_text(report.counts)))
+    gates = report.records_of("topk_gate")
+    if gates:
+        prompts = [prompt for gate in gates for prompt in gate["payload"].get("prompts", [])]
+        good = sum(prompt.get("status") == "OK" for prompt in prompts)
+        exact = sum(prompt.get("divergence_step") is None for prompt in prompts)
+        css = "good" if prompts and good == len(prompts) else "bad"
+        found.append(
+            Figure("token-set gate", f"{good} of {len(prompts)}", f"{exact} identical to the end", css)
+        )
+    profiles = report.records_of("profile")
+    if profiles:
+        payload = profiles[-1]["payload"]
+        clock = str(payload.get("clock", report.device_label))
+        for label, key, unit in (
+            ("time to first token", "ttft_ms", "ms"),
+            ("time per output token", "tpot_ms", "ms"),
+            ("decode rate", "tps", "tokens/s"),
+        ):
+            value = number(payload.get(key))
+            if value is not None:
+                found.append(Figure(label, f"{value:.1f} {unit}", clock))
+    cosines = [
+        (cosine, row)
+        for record in report.records_of("diagnosis")
+        for row in record["payload"].get("rows", [])
+        if (cosine := number(row.get("cos_min"))) is not None
+    ]
+    if cosines:
+        value, row = min(cosines, key=lambda pair: pair[0])
+        found.append(Figure("lowest cosine", f"{value:.4f}", f"{row.get('path')}, layer {row.get('layer')}"))
+    note = f"{duration_text(report.lock_wait_s)} of it waiting for the NPU" if report.lock_wait_s else ""
+    found.append(Figure("duration", duration_text(report.ended_at - report.started_at), note))
+    return found
+
+
+def phase_rows(report: RunReport) -> list[PhaseRow]:
+    """All phases, also those without tests in this run."""
+    have = {phase.phase: phase for phase in report.phases}
+    keys: list[int | None] = [*PHASES, None] if None in have else [*PHASES]
+    rows = []
+    for key in keys:
+        phase = have.get(key)
+        title = PHASES[key] if key is not None else "tests without a phase"
+        label = "–" if key is None else str(key)
+        if phase is None:
+            rows.append(PhaseRow(label, title, "not run", "muted", "", "", ""))
+            continue
+        wait = duration_text(phase.lock_wait_s) if phase.lock_wait_s else ""
+        css = VERDICT_CLASS[phase.verdict]
+        counts = count_text(phase.counts)
+        rows.append(PhaseRow(label, title, phase.verdict, css, counts, duration_text(phase.duration_s), wait))
+    return rows
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Token-set gate of one test."""
+
+    nodeid: str
+    k: Any
+    n_tokens: Any
+    reasons: list[str]
+    prompts: list[dict[str, Any]]
+
+
+def gates(report: RunReport) -> list[Gate]:
+    """Token-set gates with the texts the table shows."""
+    found = []
+    for record in report.records_of("topk_gate"):
+        payload = record["payload"]
+        prompts = [_prompt_view(prompt) for prompt in payload.get("prompts", [])]
+        reasons = [str(reason) for reason in payload.get("reasons") or []]
+        nodeid = record.get("nodeid") or ""
+        found.append(Gate(nodeid, payload.get("k"), payload.get("n_tokens"), reasons, prompts))
+    return found
+
+
+def _prompt_view(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    agreed = str(prompt.get("agreed_prefix") or "")
+    view = dict(prompt)
+    diverged = prompt.get("divergence_step") is not None
+    view["diverged"] = diverged
+    view["css"] = "good" if prompt.get("status") == "OK" else "bad"
+    view["step_text"] = str(prompt["divergence_step"]) if diverged else "identical"
+    for side, other in (("npu", "hf"), ("hf", "npu")):
+        rank = prompt.get(f"{side}_rank_in_{other}")
+        view[f"{side}_shown"] = visible(prompt.get(f"{side}_token_text")) if diverged else ""
+        view[f"{side}_rank"] = (
+            f"rank {rank}" if rank is not None else f"not in top {len(prompt.get('hf_topk') or [])}"
+        )
+        text = str(prompt.get(f"{side}_text") or "")
+        shared = agreed if agreed and text.startswith(agreed) else ""
+        view[f"{side}_agreed"], view[f"{side}_rest"] = shared, text[len(shared) :]
+    return view
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Per-layer comparison of one prompt."""
+
+    prompt: str
+    plot: LinePlot | None
+    rows: list[dict[str, Any]]
+    problems: list[str]
+
+
+def diagnoses(report: RunReport) -> list[Diagnosis]:
+    """Per-layer comparisons."""
+    return [
+        Diagnosis(
+            str(record["payload"].get("prompt", "")),
+            cosine_plot(record["payload"].get("rows", [])),
+            record["payload"].get("rows", []),
+            [str(problem) for problem in record["payload"].get("problems") or []],
+        )
+        for record in report.records_of("diagnosis")
+    ]
+
+
+def heat_maps(report: RunReport) -> list[HeatMap]:
+    """KV cache checks."""
+    return [
+        heat for record in report.records_of("cache_check") for heat in cache_heat_maps(record["payload"])
+    ]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time goes, by section (prefill, decode)."""
+
+    payload: dict[str, Any]
+    sections: list[tuple[str, list[Bar]]]
+    rows: list[dict[str, Any]]
+
+
+def profiles(report: RunReport) -> list[Profile]:
+    """Profiles with their breakdown charts."""
+    found = []
+    for record in report.records_of("profile"):
+        rows = record["payload"].get("breakdown") or []
+        names = sorted({str(row.get("section")) for row in rows}, key=lambda name: (name != "prefill", name))
+        sections = [
+            (name, breakdown_bars([r for r in rows if str(r.get("section")) == name])) for name in names
+        ]
+        found.append(Profile(record["payload"], sections, rows))
+    return found
+
+
+def benchmarks(report: RunReport) -> list[dict[str, Any]]:
+    """Measurements on the device clock, times in ms."""
+    found = []
+    for record in report.records_of("benchmark"):
+        payload = record["payload"]
+        times = {key: number(payload.get(key)) for key in ("min", "median", "mean", "max", "stddev")}
+        milliseconds = {key: "–" if value is None else f"{value * 1e3:.3f}" for key, value in times.items()}
+        suspicious = times["max"] is not None and abs(times["max"] - DRIVER_TIMEOUT_S) < 0.2
+        found.append({**payload, **milliseconds, "timeout_like": suspicious})
+    return found
+
+
+def problems(report: RunReport) -> list[TestResult]:
+    """Tests that failed, crashed or did not end, worst first."""
+    order = (*BAD, *OPEN)
+    tests = [test for test in report.tests.values() if test.outcome in order]
+    return sorted(tests, key=lambda test: order.index(test.outcome))
+
+
+def other_records(report: RunReport) -> list[tuple[str, str, str]]:
+    """Records without a section of their own: kind, node id, indented JSON."""
+    return [
+        (
+            record["kind"],
+            record.get("nodeid") or "",
+            json.dumps(record["payload"], indent=1, ensure_ascii=False),
+        )
+        for record in report.records
+        if record["kind"] not in KNOWN_KINDS
+    ]
+
+
+def environment_rows(report: RunReport) -> list[tuple[str, str]]:
+    """Name and value of everything worth knowing about machine, software and selection."""
+    session = report.session
+    checkpoint = report.deployment.get("checkpoint") or {}
+    options = session.get("options") or {}
+    rows = [
+        ("device", report.device_label),
+        ("checkpoint", report.checkpoint_label),
+        ("checkpoint source", str(checkpoint.get("kind") or "")),
+        ("checkpoint hash", str(checkpoint.get("content_hash") or "")),
+        ("variant", str(report.deployment.get("variant") or "")),
+        ("host", str(session.get("host") or "")),
+        ("platform", str(session.get("platform") or "")),
+        ("Python", str(session.get("python") or "")),
+        (
+            "packages",
+            ", ".join(f"{name} {version}" for name, version in (session.get("versions") or {}).items()),
+        ),
+        ("command", " ".join(["pytest", *map(str, session.get("argv") or [])])),
+        ("options", ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)),
+        ("model config", ", ".join(f"{k} {v}" for k, v in (report.deployment.get("config") or {}).items())),
+        ("exit status", "" if report.exit_status is None else str(report.exit_status)),
+    ]
+    return [(name, value) for name, value in rows if value]

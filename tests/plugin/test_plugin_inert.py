@@ -1,0 +1,81 @@
+"""In an unrelated suite the plugin shows nothing, imports nothing heavy and writes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+UNRELATED = """
+import sys
+def test_nothing_heavy():
+    heavy = {"torch", "transformers", "matplotlib", "jinja2", "pydantic", "numpy", "llms", "npu_twin"}
+    assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("args", [("-v",), ("-n", "1")])
+def test_unrelated_suite_sees_nothing_of_it(suite, args):
+    suite.pytester.makepyfile(UNRELATED)
+    # html and benchmark import jinja2 and others themselves
+    result = suite.spawn(
+        "-W",
+        "error",
+        "-p",
+        "no:html",
+        "-p",
+        "no:benchmark",
+        "-p",
+        "no:syrupy",
+        "-p",
+        "no:hypothesispytest",
+        *args,
+    )
+    result.assert_outcomes(passed=1)
+    shown = [
+        line for line in result.outlines if "npu" in line and not line.startswith(("plugins:", "metadata:"))
+    ]
+    assert shown == []
+    assert not (suite.path / "reports").exists()
+
+
+def test_without_pytests_optional_plugins(suite):
+    suite.model(a="@pytest.mark.phase1\ndef test_one(npu_record): npu_record('x', 1)")
+    off = [
+        arg
+        for name in ("xdist", "html", "benchmark", "syrupy", "rerunfailures", "timeout")
+        for arg in ("-p", f"no:{name}")
+    ]
+    suite.run(*off).assert_outcomes(passed=1)
+
+
+def test_performance_test_without_pytest_benchmark_says_what_to_install(suite):
+    suite.model(a="def test_perf(npu_benchmark): npu_benchmark(print)")
+    result = suite.run("-p", "no:benchmark")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*pip install pytest-benchmark*"])
+
+
+def test_help_lists_the_options_without_importing_torch(suite):
+    code = "import sys, pytest; status = pytest.main(['--help']); assert 'torch' not in sys.modules, 'torch'; sys.exit(status)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=suite.path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for option in (
+        "--npu ",
+        "--npu-lock=",
+        "--checkpoint=",
+        "--npu-model=",
+        "--npu-prompts=",
+        "--no-phase-order",
+        "--npu-report-dir=",
+    ):
+        assert option in done.stdout
+
+
+def test_collect_only_writes_no_report(suite):
+    suite.model(a="@pytest.mark.phase1\ndef test_one(): pass")
+    assert suite.run("--collect-only").ret == 0
+    assert not (suite.path / "reports").exists()

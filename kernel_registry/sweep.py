@@ -53,8 +53,8 @@ def candidates(request: Request) -> tuple[Config, ...]:
 
 
 def _preference(config: Config) -> tuple[float, ...]:
-    """Order among configurations that the cost model cannot tell apart: more cores, then larger tiles, an
-    inner K tile near 256, as published rows prefer.
+    """Order among configurations that the cost model cannot tell apart: more cores, two heads at a time,
+    larger tiles, an inner K tile near 256, as published rows prefer.
     """
     t = config.tile
     area = 1.0
@@ -62,7 +62,8 @@ def _preference(config: Config) -> tuple[float, ...]:
         if not key.startswith("tile_k"):
             area *= value
     k = t.get("tile_k_l2", 256)
-    return (-config.cores, -config.herd[0], -area, max(k, 256) / min(k, 256))
+    heads = config.attrs.get("heads_per_unroll", 1)
+    return (-config.cores, -config.herd[0], -heads, -area, max(k, 256) / min(k, 256))
 
 
 def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, float]]:
@@ -132,10 +133,20 @@ def sweep(
     for config, latency in measured:
         numerics = measurer.numerics(config) if with_numerics else None
         row = build_row(request, config, latency, numerics, measurer, used_by)
+        if numerics is None:
+            _keep_numerics(row, root)
         outcome = _store(row, root)
         if row["status"] != "silent_corruption":
             return Outcome(request, outcome, row["id"], latency, len(measured))
     raise MeasurementUnavailable(f"{request}: every configuration that runs gives wrong numbers")
+
+
+def _keep_numerics(row: dict[str, Any], root: Path) -> None:
+    """A latency-only sweep leaves the error figures that the same row already has."""
+    for old in store.read(root, row["op"]):
+        if old["id"] == row["id"]:
+            row["figures"] = {**old["figures"], **row["figures"]}
+            row.update({k: old[k] for k in ("status", "tolerance", "note") if k in old})
 
 
 def _store(row: dict[str, Any], root: Path) -> str:

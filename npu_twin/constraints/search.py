@@ -13,7 +13,7 @@ from typing import Any
 from npu_twin.constraints import _tables
 from npu_twin.constraints._types import Config
 from npu_twin.constraints.gemm import TILE_M
-from npu_twin.constraints.rules import COLUMNS, ROWS
+from npu_twin.constraints.rules import COLUMNS, L2_BYTES, ROWS
 
 TIER_METHODS: Mapping[str, tuple[str, ...]] = {
     "high": ("drain", "fused-cast"),
@@ -86,9 +86,12 @@ def _usual(configs: tuple[Config, ...]) -> tuple[Config, ...]:
 
 
 def _gemv_add_space(d: Mapping[str, int], method: str) -> Iterator[Config]:
-    M = d["M"]
+    """Tiles that the plain GEMV's L2 rule allows: the cascade's own limit is not published."""
+    M, K = d["M"], d["K"]
     for hm in range(COLUMNS, 0, -1):
         for tm in _divisors(M // hm, 16, 2) if M % hm == 0 else []:
+            if 2 * hm * tm * (K + 1) > L2_BYTES:
+                continue
             yield Config("gemv_add", method, d, {"tile_m": tm, "m_input": tm}, (hm, ROWS))
 
 

@@ -88,6 +88,14 @@ def test_if_missing_only_tags(tmp_path: Path) -> None:
     assert "mean_rel_L1" not in row["figures"]
 
 
+def test_a_latency_only_sweep_keeps_the_error_figures(tmp_path: Path) -> None:
+    assert run(tmp_path, "sweep", "silu_mul", "4096") == 0
+    before = files(tmp_path)
+    assert "mean_rel_L1" in store.read(tmp_path, "silu_mul")[0]["figures"]
+    assert run(tmp_path, "sweep", "silu_mul", "4096", "--no-numerics") == 0
+    assert files(tmp_path) == before
+
+
 def test_several_variants_of_a_shape_live_side_by_side(tmp_path: Path) -> None:
     for options in (["--precision", "high"], ["--precision", "low"], ["--output-dtype", "f32"]):
         assert run(tmp_path, "sweep", "gemm", "512x128x256", *options, "--no-numerics") == 0

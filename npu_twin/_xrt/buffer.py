@@ -6,6 +6,7 @@ front of the general overload resolution.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import weakref
@@ -32,7 +33,7 @@ freed = 0
 class Allocation:
     """Memory of one buffer object: host copy and device copy, both poisoned when new."""
 
-    __slots__ = ("__weakref__", "address", "device", "host", "views")
+    __slots__ = ("__weakref__", "address", "device", "host", "mapped", "views")
 
     def __init__(self, nbytes: int) -> None:
         global _next_address
@@ -47,6 +48,7 @@ class Allocation:
                 self.device = DeviceMemory(nbytes)
         except MemoryError:
             raise RuntimeError(driver_error("CREATE_BO", 12)) from None
+        self.mapped = False
         self.views: list[weakref.ref[memoryview]] = []
         with _address_lock:
             self.address = _next_address
@@ -55,15 +57,15 @@ class Allocation:
     def __del__(self) -> None:
         global freed
         freed += 1
-        for reference in getattr(self, "views", ()):
+        if not getattr(self, "mapped", False):
+            return
+        for reference in self.views:
             view = reference()
-            if view is None:
-                continue
-            try:
-                view.release()
-            except BufferError:
-                # an array still looks at the memory; on silicon reading it would crash
-                self.host[: self.host.nbytes & ~1].view(np.uint16).fill(POISON_WORD)
+            if view is not None:
+                with contextlib.suppress(BufferError):
+                    view.release()
+        # arrays made from a view keep the memory; on silicon looking at it would crash
+        self.host[: self.host.nbytes & ~1].view(np.uint16).fill(POISON_WORD)
 
 
 _init = Overloads("__init__", "bo")
@@ -268,6 +270,7 @@ def _transfer(self: Any, direction: int, size: int, offset: int) -> None:
 def _new_view(self: Any) -> memoryview:
     view = memoryview(self._bytes)
     views = self._memory.views
+    self._memory.mapped = True
     if len(views) > 64:
         views[:] = [known for known in views if known() is not None]
     views.append(weakref.ref(view))

@@ -109,10 +109,10 @@ def _context_of_module(self: Any) -> Any:
 class Context:
     """The driver's hardware context, shared by every handle and kernel made from it."""
 
-    __slots__ = ("__weakref__", "created", "programs")
+    __slots__ = ("__weakref__", "device", "programs")
 
     def __init__(self) -> None:
-        self.created = False
+        self.device: executor.Device | None = None
         self.programs: dict[str, executor.Program] = {}
 
     def add(self, artefact: executor.Program) -> None:
@@ -120,9 +120,10 @@ class Context:
         name = artefact.listing.name
         if name in self.programs:
             raise RuntimeError("kernel already exists, cannot use this ELF with this hw ctx\n")
-        if not self.created:
-            executor.default_device().open_context()
-            self.created = True
+        if self.device is None:
+            device = executor.default_device()
+            device.open_context()
+            self.device = device
         self.programs[name] = artefact
 
     def find(self, name: str) -> executor.Program:
@@ -141,8 +142,8 @@ class Context:
         return self.programs[kernel]
 
     def __del__(self) -> None:
-        if getattr(self, "created", False):
-            executor.default_device().close_context(self)
+        if self.device is not None:
+            self.device.close_context(self)
 
 
 _context_init = Overloads("__init__", "hw_context")
@@ -305,7 +306,7 @@ def _by_context(self: Any, handle: Any, name: str) -> None:
 def _flow_context(handle: Any) -> Context:
     require_open(handle, "kernel(hw_context())")
     context: Context = handle._context
-    if not context.created:
+    if context.device is None:
         raise RuntimeError("Hardware Context Handle is not yet created, so cannot determine flow type.")
     return context
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +78,11 @@ class Bench:
 
 
 @pytest.fixture
-def npu(monkeypatch: pytest.MonkeyPatch) -> Iterator[executor.Device]:
+def npu(monkeypatch: pytest.MonkeyPatch) -> executor.Device:
     """A device of its own for the test, with its clock at zero."""
     device = executor.Device(clock=VirtualClock())
     monkeypatch.setattr(executor, "_device", device)
-    yield device
-    gc.collect()
+    return device
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from npu_twin.bf16 import bits_to_host, host_to_bits
 from npu_twin.datapath.arithmetic import Arithmetic, current_arithmetic
-from npu_twin.listing import Launch
+from npu_twin.listing import Launch, Operand
 from npu_twin.memory import ITEMSIZE, DeviceMemory, OperandView
+from npu_twin.opset import OPS
 
 Prepare = Callable[[Launch, Mapping[str, OperandView], Arithmetic], Callable[[], None]]
 
@@ -57,6 +58,31 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView]) -> Callable[[],
     return make(launch, operands, current_arithmetic())
 
 
+def standalone_launch(
+    op: str,
+    dims: Mapping[str, int],
+    *,
+    method: str = "default",
+    tile: Mapping[str, int] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    herd: tuple[int, int] = (1, 1),
+    rounding: str = "",
+) -> Launch:
+    """A launch on its own, each operand being an argument of the same name: for tests, sweeps and tools."""
+    signature = OPS[op].signature(dims, method, tile or {}) if op in OPS else {}
+    return Launch(
+        name=op,
+        op=op,
+        dims=dims,
+        operands={name: Operand(name) for name in signature},
+        method=method,
+        attrs=attrs or {},
+        tile=tile or {},
+        herd=herd,
+        rounding=rounding,
+    )
+
+
 def run_launch(launch: Launch, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Run one launch on host arrays and return what it writes, by operand name.
 
@@ -89,7 +115,9 @@ def run_launch(launch: Launch, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[s
         else:
             view.f32[...] = array.reshape(spec.shape)
         view.memory.changed()
-    prepare(launch, views)()
+    run = prepare(launch, views)
+    with np.errstate(all="ignore"):
+        run()
     return {
         name: bits_to_host(views[name].u16) if views[name].dtype == "bf16" else views[name].f32.copy()
         for name in written

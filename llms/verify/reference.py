@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from llms.checkpoints import Checkpoint
 from llms.verify.records import Array, DecodeProbe, DecodeStepRecord, PrefillRecord, frozen_copy
-from llms.verify.reference_cache import ReferenceCache
+from llms.verify.reference_cache import ReferenceCache, key_hash
 from llms.verify.topk import N_TOKENS, K, TokenStep, TokenTrace
 
 # Raise it when the content or meaning of a cached run changes.
@@ -78,7 +78,8 @@ class HFRunner:
         dtype: ``bfloat16`` (what gates use) or ``float32``.
 
     Raises:
-        ValueError: another dtype, or a model without ``model.layers`` and ``model.norm``.
+        ValueError: another dtype, asked for or loaded, or a model without ``model.layers`` and
+            ``model.norm``.
     """
 
     def __init__(self, checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> None:
@@ -95,6 +96,9 @@ class HFRunner:
                 folder, dtype=getattr(torch, dtype), local_files_only=True
             )
         self._model.eval()
+        unlike = {str(item.dtype) for item in self._model.parameters()} - {f"torch.{dtype}"}
+        if unlike:
+            raise ValueError(f"the reference was asked for in {dtype}, transformers loaded {sorted(unlike)}")
         self._adopt(self._model)
 
     @classmethod
@@ -239,6 +243,7 @@ class HFReference:
         self.dtype = dtype
         self._cache = cache if model is None or model_key is not None else None
         self._model_key = model_key
+        self._given = model is not None
         self._runner: HFRunner | None = None if model is None else HFRunner.from_model(model)
         self.hits = 0
         self.computed = 0
@@ -251,8 +256,8 @@ class HFReference:
         return self._runner
 
     def release(self) -> None:
-        """Drop the live model and its memory; the next computation loads it again."""
-        if self._model_key is None:
+        """Drop the live model and its memory; the next computation loads it again. A given model is kept."""
+        if not self._given:
             self._runner = None
 
     def key(
@@ -274,6 +279,10 @@ class HFReference:
             "format": FORMAT_VERSION,
         }
 
+    def key_hash(self, prompt_ids: Sequence[int], n_tokens: int = N_TOKENS) -> str:
+        """Return the SHA-256 (hex) of :meth:`key`, by which a report names the inputs of a reference run."""
+        return key_hash(self.key(prompt_ids, n_tokens))
+
     def run(
         self, prompt_ids: Sequence[int], n_tokens: int = N_TOKENS, *, forced: Sequence[int] | None = None
     ) -> ReferenceRun:
@@ -294,9 +303,12 @@ class HFReference:
         if self._cache is not None:
             key = self.key(prompt_ids, n_tokens, forced)
             stored = self._cache.load(key)
+            if stored is None and forced is None and n_tokens < N_TOKENS:
+                # Greedy choices do not depend on how many follow: the gate's run begins with this one.
+                stored = self._cache.load(self.key(prompt_ids, N_TOKENS))
             if stored is not None:
                 self.hits += 1
-                return _unpack(stored)
+                return _head(_unpack(stored), n_tokens)
         result = self._compute(prompt_ids, n_tokens, forced)
         self.computed += 1
         if self._cache is not None:
@@ -332,6 +344,20 @@ class HFReference:
             ),
             decode_final=frozen_copy(np.stack(finals) if finals else np.empty((0, width), dtype)),
         )
+
+
+def _head(run: ReferenceRun, n_tokens: int) -> ReferenceRun:
+    """Return the first ``n_tokens`` of a run."""
+    if len(run.tokens) == n_tokens:
+        return run
+    return replace(
+        run,
+        tokens=run.tokens[:n_tokens],
+        fed=run.fed[: n_tokens - 1],
+        logits=run.logits[:n_tokens],
+        decode_layers=run.decode_layers[: n_tokens - 1],
+        decode_final=run.decode_final[: n_tokens - 1],
+    )
 
 
 def _cpu_capability() -> str:

@@ -51,7 +51,7 @@ class ReferenceCache:
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """Return the file of a key, whether it exists or not."""
-        return self.folder / f"{hashlib.sha256(_canonical(key)).hexdigest()}.npuref"
+        return self.folder / f"{key_hash(key)}.npuref"
 
     def load(self, key: Mapping[str, Any]) -> dict[str, Array] | None:
         """Return the arrays stored under ``key``, ``None`` when there is no intact entry."""
@@ -84,6 +84,11 @@ class ReferenceCache:
             with suppress(OSError):
                 if time.time() - part.stat().st_mtime > _STALE_SECONDS:
                     part.unlink()
+
+
+def key_hash(key: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of a key in canonical JSON."""
+    return hashlib.sha256(_canonical(key)).hexdigest()
 
 
 def _canonical(key: Mapping[str, Any]) -> bytes:

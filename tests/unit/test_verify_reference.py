@@ -88,6 +88,29 @@ def test_prefill_resets_state_and_positions_are_checked(tiny: Checkpoint) -> Non
     np.testing.assert_array_equal(first.logits_at_pred, again.logits_at_pred)
 
 
+def test_a_released_model_is_loaded_again(tiny: Checkpoint) -> None:
+    reference = HFReference(tiny)
+    first, before = reference.run(PROMPT, 4), reference.runner
+    reference.release()
+    assert reference.run(PROMPT, 4).tokens == first.tokens
+    assert reference.runner is not before
+
+
+def test_a_reference_in_another_dtype_than_asked_for_is_refused(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    real = transformers.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *args, **kwargs: real(*args, **kwargs).float(),
+    )
+    with pytest.raises(ValueError, match=r"asked for in bfloat16.*torch.float32"):
+        HFRunner(tiny)
+
+
 def test_forced_tokens_are_fed_and_named_in_the_key(tiny: Checkpoint) -> None:
     reference = HFReference(tiny)
     free = reference.run(PROMPT, 4)
@@ -115,6 +138,17 @@ def test_a_second_reference_is_answered_from_disk_without_a_model(
     for name in ("logits", "prefill_layers", "prefill_final", "decode_layers", "decode_final"):
         np.testing.assert_array_equal(getattr(run, name), getattr(first, name))
         assert getattr(run, name).dtype == getattr(first, name).dtype
+
+
+def test_a_shorter_run_is_the_beginning_of_the_gates_run(tiny: Checkpoint, tmp_path: Path) -> None:
+    cache = ReferenceCache(tmp_path)
+    HFReference(tiny, cache=cache).run(PROMPT)
+    reading = HFReference(tiny, cache=cache)
+    short, fresh = reading.run(PROMPT, 6), HFReference(tiny).run(PROMPT, 6)
+    assert (reading.hits, reading.computed) == (1, 0)
+    assert (short.tokens, short.fed) == (fresh.tokens, fresh.fed)
+    for name in ("logits", "prefill_layers", "prefill_final", "decode_layers", "decode_final"):
+        np.testing.assert_array_equal(getattr(short, name), getattr(fresh, name))
 
 
 @pytest.mark.parametrize("change", ["checkpoint", "prompt", "tokens", "dtype", "torch", "transformers"])
@@ -197,8 +231,12 @@ def test_a_model_without_an_identity_is_never_cached(tiny: Checkpoint, tmp_path:
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(tiny.path, dtype=torch.bfloat16)
-    HFReference(tiny, cache=ReferenceCache(tmp_path), model=model).run(PROMPT, 3)
+    reference = HFReference(tiny, cache=ReferenceCache(tmp_path), model=model)
+    reference.run(PROMPT, 3)
     assert list(tmp_path.iterdir()) == []
+    given = reference.runner
+    reference.release()
+    assert reference.runner is given  # a given model is never replaced by one from the folder
 
 
 def test_bad_requests_are_refused(tiny: Checkpoint) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import threading
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -93,9 +93,10 @@ class bo(pybind11_object):  # noqa: N801 - XRT's name
         self._offset = offset
         self._nbytes = nbytes
         self._parent = parent
-        self._host_range = memory.host[offset : offset + nbytes]
+        host: Any = memory.host[offset : offset + nbytes]
+        self._host_range = host
         self._device_range = memory.device.data[offset : offset + nbytes]
-        self._bytes = memoryview(self._host_range) if nbytes else memoryview(b"")
+        self._bytes = memoryview(host) if nbytes else memoryview(b"")
 
     def write(self, *args: Any, **kwargs: Any) -> None:
         """Write the provided data into the buffer object starting at specified offset"""
@@ -111,9 +112,9 @@ class bo(pybind11_object):  # noqa: N801 - XRT's name
         if len(args) == 2 and not kwargs:
             size, offset = args
             if type(size) is int and type(offset) is int and size >= 0 and offset >= 0:
-                return _get(self, size, offset)
-        found: npt.NDArray[np.int8] = _read(self, args, kwargs)
-        return found
+                found: npt.NDArray[np.int8] = _get(self, size, offset)
+                return found
+        return cast(npt.NDArray[np.int8], _read(self, args, kwargs))
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Sync the buffer content in specified direction."""
@@ -297,7 +298,7 @@ _ext_init = Overloads("__init__", "ext.bo")
 
 
 @bound("ext.bo", "Extended buffer object with explicit sharing and access controls.")
-class ext_bo(bo):  # type: ignore[misc]  # noqa: N801 - XRT's name
+class ext_bo(bo):  # noqa: N801 - XRT's name
     """Buffer object of the newer interface."""
 
     __slots__ = ()

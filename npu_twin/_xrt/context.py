@@ -322,7 +322,7 @@ _ext_init = Overloads("__init__", "ext.kernel")
 
 
 @bound("ext.kernel", "Extended kernel object for module-backed and shared workflows.")
-class ext_kernel(kernel):  # type: ignore[misc]  # noqa: N801 - XRT's name
+class ext_kernel(kernel):  # noqa: N801 - XRT's name
     """Kernel of the newer interface."""
 
     __slots__ = ()

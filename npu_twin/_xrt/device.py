@@ -10,7 +10,7 @@ from typing import Any
 
 from npu_twin import npu2
 from npu_twin._xrt.enums import xrt_info_device, xrt_msg_level
-from npu_twin._xrt.pybind import Overloads, bound, constructor, method, pybind11_object
+from npu_twin._xrt.pybind import Overloads, bound, constructor, method, pybind11_object, pybind11_type
 
 NO_UUID = "00000000-0000-0000-0000-000000000000"
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
@@ -320,7 +320,7 @@ def _vector(element: Any) -> Any:
         "_element": element,
         "append": method(append, "Add an item to the end of the list"),
     }
-    return bound(name)(type(_Vector)(name, (_Vector,), members))
+    return bound(name)(pybind11_type(name, (_Vector,), members))
 
 
 xclbinip_vector: Any = _vector(xclbinip)

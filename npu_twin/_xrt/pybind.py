@@ -308,7 +308,7 @@ class _Enum(pybind11_object):
 
     def __eq__(self, other: object) -> bool:
         if type(other) is type(self):
-            return bool(self._value == other._value)  # type: ignore[attr-defined]
+            return bool(self._value == other._value)
         # plain ints only: numpy scalars and other enums compare unequal from this side
         return self._int_equal and isinstance(other, int) and bool(self._value == other)
 
@@ -342,7 +342,7 @@ def enum(name: str, doc: str, members: Mapping[str, int], int_equal: bool = Fals
         "__members__": _EnumMembers(),
         "__hash__": _Enum.__hash__,
     }
-    cls = pybind11_type(name, (_Enum,), namespace)
+    cls: Any = pybind11_type(name, (_Enum,), namespace)
     bound(name, text.rstrip("\n"))(cls)
     constructor = Overloads("__init__", name)
     constructor.add("value: u32")(lambda self, value: value)

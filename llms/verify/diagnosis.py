@@ -73,8 +73,8 @@ class Diagnosis:
     def first_suspect(self, path: Path) -> LayerRow | None:
         """Return the first layer below 0.85, or more than 0.05 below its predecessor, by its 5th percentile.
 
-        The worst position is no guide: where a token carries a massive activation, a correct device dips to 0.79
-        at that single position (SmolLM2-135M on the twin, layer 11; 5th percentile there above 0.99).
+        The worst position is no guide: where a token carries a massive activation, a correct device dips to
+        0.79 at that single position (SmolLM2-135M on the twin, prefill of layer 11, median 0.998).
         """
         before = 1.0
         for row in self.select(path):

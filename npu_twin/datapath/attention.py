@@ -37,6 +37,7 @@ RECIPROCAL_C1 = 1.9395974
 RECIPROCAL_C2 = 1.436142
 
 _COLUMNS = 1024
+_BATCH_COLUMNS = 3072
 
 
 class _Bf16Ops:
@@ -103,8 +104,9 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithme
 
     def run() -> None:
         skip = g.causal and _is_tame(q, k, v, g.hd)
-        for kv in range(g.kv_heads):
-            kernel.run_group(q[kv], k[kv], v[kv], out[kv], skip)
+        for first in range(0, g.kv_heads, kernel.batch):
+            part = slice(first, first + kernel.batch)
+            kernel.run_heads(q[part], k[part], v[part], out[part], skip)
 
     return run
 
@@ -134,8 +136,8 @@ def _is_tame(q: Any, k: Any, v: Any, depth: int) -> bool:
 
 @dataclass
 class _State:
-    """What a stage carries, for the columns from ``low`` on: bf16 maximum and denominator [columns], output
-    [head_dim, columns].
+    """What a stage carries, for the columns from ``low`` on: bf16 maximum and denominator [heads, columns],
+    output [heads, head_dim, columns].
     """
 
     low: int
@@ -145,7 +147,7 @@ class _State:
 
 
 class _Kernel:
-    """The computation for one group of heads that share K and V."""
+    """The computation for a batch of K/V heads, each with the group of query heads that share it."""
 
     def __init__(self, g: _Geometry, choice: Arithmetic, rounding: str) -> None:
         self.g = g
@@ -153,40 +155,44 @@ class _Kernel:
         self.ops = _Bf16Ops(rounding)
         scale = float(widen(nearest_even(np.float32(math.log2(math.e) / math.sqrt(g.hd)))))
         self.table = exp2_table(scale, choice.exp2)
-        self.tile = max(g.chunk, _COLUMNS // g.group // g.chunk * g.chunk)
+        self.tile = min(g.lq, max(g.chunk, _COLUMNS // g.group // g.chunk * g.chunk))
+        self.batch = max(1, _BATCH_COLUMNS // (self.tile * g.group))
         self._masks: dict[tuple[int, int], Any] = {}
 
-    def run_group(self, q: Any, k: Any, v: Any, out: Any, skip: bool) -> None:
-        """q[lq, group, hd], k[lk, hd], v[lk, chunks, width] -> out[lq, group, chunks, width]."""
-        g = self.g
-        keys = k.t().float().contiguous()
-        quantise_(keys, self.choice)
-        values = v.reshape(g.lk, g.hd).float()
-        quantise_(values, self.choice)
+    def run_heads(self, q: Any, k: Any, v: Any, out: Any, skip: bool) -> None:
+        """q[B, lq, group, hd], k[B, lk, hd], v[B, lk, chunks, width] -> out[B, lq, group, chunks, width]."""
+        g, count = self.g, k.shape[0]
+        keys = self._load(k.transpose(1, 2))
+        values = self._load(v.reshape(count, g.lk, g.hd))
         for start in range(0, g.lq, self.tile):
-            part = q[start : start + self.tile]
-            columns = part.shape[0] * g.group
-            queries = part.permute(2, 0, 1).float().reshape(g.hd, columns)
-            quantise_(queries, self.choice)
+            part = q[:, start : start + self.tile]
+            queries = self._load(part.permute(0, 3, 1, 2)).view(count, g.hd, -1)
             result = self._tile(queries, keys, values, start, skip)
-            shaped = result.view(g.hd, part.shape[0], g.group).permute(1, 2, 0)
-            out[start : start + self.tile] = shaped.view_as(out[start : start + self.tile])
+            shaped = result.view(count, g.hd, part.shape[1], g.group).permute(0, 2, 3, 1)
+            target = out[:, start : start + self.tile]
+            target.copy_(shaped.unflatten(3, target.shape[3:]))
+
+    def _load(self, source: Any) -> Any:
+        """f32 copy in row-major order, block-quantised along the second dimension."""
+        wide = torch.empty(source.shape).copy_(source)
+        quantise_(wide.view(source.shape[0] * source.shape[1], -1), self.choice)
+        return wide
 
     def _tile(self, queries: Any, keys: Any, values: Any, start: int, skip: bool) -> Any:
-        """bf16 [hd, columns]: finished output of the query tile that begins at query ``start``."""
+        """bf16 [B, hd, columns]: finished output of the query tile that begins at query ``start``."""
         g = self.g
         later: _State | None = None
         for stage in range(g.stages - 1, -1, -1):
             first_key = stage * g.per_stage * g.chunk
             low = max(0, first_key - start) * g.group if skip else 0
-            if low >= queries.shape[1]:
+            if low >= queries.shape[2]:
                 continue
             own = self._stage(queries, keys, values, start, stage, low, skip)
             if later is not None:
                 self._merge(own, later)
             later = own
         assert later is not None
-        return self.ops.mul(later.output, self._reciprocal(later.denominator))
+        return self.ops.mul(later.output, self._reciprocal(later.denominator).unsqueeze(1))
 
     def _stage(
         self, queries: Any, keys: Any, values: Any, start: int, stage: int, first: int, skip: bool
@@ -197,44 +203,45 @@ class _Kernel:
         for chunk in range(stage * g.per_stage, (stage + 1) * g.per_stage):
             key = chunk * g.chunk
             low = max(0, key - start) * g.group if skip else first
-            if low >= queries.shape[1]:
+            if low >= queries.shape[2]:
                 break
-            score = self._score(queries[:, low:], keys[:, key : key + g.chunk])
+            span = slice(key, key + g.chunk)
+            score = self._score(queries[..., low:], keys[..., span])
             if g.causal:
                 self._apply_mask(score, key - start - low // g.group)
             if state is None:
-                state = self._first_chunk(score, values[key : key + g.chunk], low)
+                state = self._first_chunk(score, values[:, span], low)
                 continue
             m, d, acc = (x[..., low - state.low :] for x in (state.maximum, state.denominator, state.output))
-            new = torch.maximum(m, torch.amax(score, 0))
+            new = torch.maximum(m, torch.amax(score, 1))
             p, total = self._probabilities(score, new)
             fade = self._exp2(ops.sub(m, new)).bfloat16()
             d.copy_(ops.add(ops.mul(d, fade), total))
-            product = torch.mm(values[key : key + g.chunk].t(), p)
-            acc.copy_(ops.cast(product.add_(ops.mul(acc, fade))))
+            product = torch.bmm(values[:, span].mT, p)
+            acc.copy_(ops.cast(product.add_(ops.mul(acc, fade.unsqueeze(1)))))
             m.copy_(new)
         assert state is not None
         return state
 
     def _first_chunk(self, score: Any, values: Any, low: int) -> _State:
         """State after a stage's first chunk: what it carried before was empty and adds exact zeros."""
-        new = torch.amax(score, 0).clamp_(min=LOWEST)
+        new = torch.amax(score, 1).clamp_(min=LOWEST)
         p, total = self._probabilities(score, new)
-        return _State(low, new, total, self.ops.cast(torch.mm(values.t(), p)))
+        return _State(low, new, total, self.ops.cast(torch.bmm(values.mT, p)))
 
     def _probabilities(self, score: Any, maximum: Any) -> tuple[Any, Any]:
-        """Block-quantised probabilities f32 [chunk, columns], and their bf16 sum before quantisation."""
-        p = self._exp2(self.ops.sub(score, maximum))
-        total = self.ops.cast(torch.from_numpy(np.add.reduce(p.numpy(), axis=0)))
-        quantise_(p, self.choice, positive=True)
+        """Block-quantised probabilities f32 [B, chunk, columns], and their bf16 sums before quantisation."""
+        p = self._exp2(self.ops.sub(score, maximum.unsqueeze(1)))
+        total = self.ops.cast(torch.from_numpy(np.add.reduce(p.numpy(), axis=1)))
+        quantise_(p.view(-1, p.shape[2]), self.choice, positive=True)
         return p, total
 
     def _score(self, queries: Any, keys: Any) -> Any:
-        """bf16 [chunk, columns]: Q*K summed in f32 within a depth chunk, rounded to bf16 after each."""
+        """bf16 [B, chunk, columns]: Q*K summed in f32 within a depth chunk, rounded to bf16 after each."""
         score: Any = None
         for at in range(0, self.g.hd, self.g.depth):
             part = slice(at, at + self.g.depth)
-            product = torch.mm(keys[part].t(), queries[part])
+            product = torch.bmm(keys[:, part].mT, queries[:, part])
             score = self.ops.cast(product if score is None else product.add_(score))
         return score
 
@@ -243,9 +250,9 @@ class _Kernel:
         after the query of the first column.
         """
         g = self.g
-        affected = min(score.shape[1] // g.group, max(0, late + g.chunk - 1))
+        affected = min(score.shape[2] // g.group, max(0, late + g.chunk - 1))
         if affected:
-            view = score[:, : affected * g.group]
+            view = score[..., : affected * g.group]
             view += self._mask(late, affected)
 
     def _mask(self, late: int, affected: int) -> Any:
@@ -265,7 +272,8 @@ class _Kernel:
         new = torch.maximum(m, later.maximum)
         f_own, f_later = (self._exp2(ops.sub(x, new)).bfloat16() for x in (m, later.maximum))
         d.copy_(ops.add(ops.mul(d, f_own), ops.mul(later.denominator, f_later)))
-        acc.copy_(ops.add(ops.mul(acc, f_own), ops.mul(later.output, f_later)))
+        faded = ops.mul(later.output, f_later.unsqueeze(1))
+        acc.copy_(ops.add(ops.mul(acc, f_own.unsqueeze(1)), faded))
         m.copy_(new)
 
     def _exp2(self, difference: Any) -> Any:

@@ -62,8 +62,7 @@ def check_raw(launch: LaunchLike, switches: Iterable[str] = ()) -> list[Found]:
         ]
     found = list(judge(launch, frozenset(switches)))
     columns, rows = launch.herd
-    outside = columns > COLUMNS or rows > ROWS
-    if outside and all(f.rule_id != "D1" for f in found):
+    if columns > COLUMNS or rows > ROWS:
         found.append(
             Found("D1", f"the array has {COLUMNS} columns and {ROWS} rows", {"herd": f"{columns}x{rows}"})
         )

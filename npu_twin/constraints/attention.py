@@ -47,7 +47,8 @@ def check_flash_attention(launch: LaunchLike, switches: frozenset[str]) -> Findi
             {"lq": lq, "lqp": lqp, "lk": lk, "lkp": lkp, "num_cascade_stages": stages},
         )
     if lqp % nqt:
-        yield Found("F5", "lqp must be a multiple of num_q_tiles", {"lqp": lqp, "num_q_tiles": nqt})
+        yield Found("F5", "lqp must be a multiple of num_q_tiles", {"lqp": lqp, "num_q_tiles": nqt}, "build")
+        return
     tile_q = lqp // nqt
     if causal and (lq != lk or tile_q != lkp):
         yield Found(

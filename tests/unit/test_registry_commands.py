@@ -293,4 +293,6 @@ def test_a_registry_that_cannot_be_written_is_a_clear_error(
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert run(blocked, "sweep", "silu_mul", "4096", "--no-numerics") == 1
+    assert "cannot be read" in capsys.readouterr().err
+    assert run(blocked, "render") == 1
     assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Training of the tiny checkpoints that stand in for the production models of each family."""

@@ -190,15 +190,20 @@ def machine_fields(state: NpuState) -> dict[str, Any]:
     return {"device": DEVICE_LABELS[state.device.name], **state.device.identity}
 
 
+def is_present(config: pytest.Config) -> bool:
+    """True when pytest-benchmark is loaded, under whatever name."""
+    return hasattr(config.hook, "pytest_benchmark_generate_json")
+
+
 def register(config: pytest.Config) -> None:
     """Register the fixture that fits what is installed."""
-    present = config.pluginmanager.has_plugin("benchmark")
+    present = is_present(config)
     config.pluginmanager.register(WithBenchmark() if present else WithoutBenchmark(), "npu-benchmark")
 
 
 def use_device_clock(item: pytest.Item, state: NpuState) -> None:
     """Make the device clock the timer of pytest-benchmark for one test, unless the test names another."""
-    if not state.config.pluginmanager.has_plugin("benchmark"):
+    if not is_present(state.config):
         return
 
     def device_clock_seconds() -> float:

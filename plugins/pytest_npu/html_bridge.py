@@ -51,6 +51,7 @@ class HtmlHooks:
 
 
 def register(config: pytest.Config) -> None:
-    """Register the hooks when a pytest-html page is to be written."""
-    if config.pluginmanager.has_plugin("html") and config.getoption("htmlpath", None):
+    """Register the hooks when a pytest-html page with tests of ours is to be written."""
+    present = hasattr(config.hook, "pytest_html_results_summary") and config.getoption("htmlpath", None)
+    if present and state_of(config).is_expected():
         config.pluginmanager.register(HtmlHooks(state_of(config)), "npu-html")

@@ -55,11 +55,11 @@ def model_name(folder: Path | None) -> str:
 
 
 def find_model_folders(starts: Iterable[Path]) -> set[Path]:
-    """Model folders at, above or up to three levels below `starts`. Used before anything is collected."""
+    """Model folders at, above or up to two levels below `starts`. Used before anything is collected."""
     found: set[Path] = set()
     for start in starts:
         folder = start if start.is_dir() else start.parent
         found.update(p for p in (folder, *folder.parents) if (p / ADAPTER_FILE).is_file())
-        for depth in ("*", "*/*", "*/*/*"):
+        for depth in ("*", "*/*"):
             found.update(p.parent for p in folder.glob(f"{depth}/{ADAPTER_FILE}"))
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from . import benchmark_bridge, supervised, xdist_bridge
+from . import benchmark_bridge, supervised, terminal, xdist_bridge
 from .constants import DEVICE_LABELS, REPORT_FIELD, TWIN
 from .device import DeviceHolder
 from .events import Event, Sink, clip
@@ -270,4 +270,7 @@ def finish(state: NpuState, exit_status: int) -> None:
     state.emit("session_finish", exit_status=int(exit_status))
     if state.logs is not None:
         state.written = write_reports(state.logs)
+        if exit_status == pytest.ExitCode.INTERNAL_ERROR:  # pytest prints no summary then
+            for written in state.written:
+                state.tell_user("\n".join(terminal.path_lines(written)))
         state.config.hook.pytest_npu_reports(config=state.config, folders=state.logs.folders)

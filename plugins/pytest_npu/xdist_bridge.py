@@ -99,6 +99,18 @@ class XdistHooks:
                 folder = state.folders.of_nodeid(nodeid, config.rootpath)
                 return nodeid if folder is None else f"model {model_name(folder)}"
 
+            def remove_node(self, node: WorkerController) -> str | None:
+                """Do not run the test that killed its worker again; xdist 3.8 does, until no worker is left."""
+                units = self.assigned_work[node].values()
+                open_tests = [(unit, nodeid) for unit in units for nodeid, done in unit.items() if not done]
+                if not open_tests:
+                    super().remove_node(node)
+                    return None
+                unit, crashed = open_tests[0]
+                unit[crashed] = True
+                super().remove_node(node)
+                return str(crashed)
+
         return ModelScheduling(config, log)
 
     @pytest.hookimpl(optionalhook=True)

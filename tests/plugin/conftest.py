@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,27 @@ class Suite:
         """Run pytest in this process: quick, for everything that leaves the process intact."""
         return self.pytester.runpytest_inprocess(*QUIET, *args)
 
-    def spawn(self, *args: str, timeout: float = 60) -> pytest.RunResult:
-        """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess(*QUIET, *args, timeout=timeout)
+    def command(self, *args: str, plugins: str = "") -> list[str]:
+        """Command line of a pytest with our plugin and the named ones only; it starts three times as fast."""
+        names = ["npu", *plugins.split()]
+        return [sys.executable, "-m", "pytest", *(arg for name in names for arg in ("-p", name)), *args]
+
+    def spawn(self, *args: str, plugins: str = "", timeout: float = 60) -> pytest.RunResult:
+        """Run pytest in a process of its own, with our plugin and the named ones."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+            return self.pytester.run(*self.command(*args, plugins=plugins), timeout=timeout)
+
+    def start(self, *args: str, plugins: str = "") -> subprocess.Popen[str]:
+        """Start the same without waiting."""
+        return subprocess.Popen(
+            self.command(*args, plugins=plugins),
+            cwd=self.path,
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def runs(self, model: str = "tiny") -> list[Path]:
         """Run folders of a model, oldest first."""
@@ -121,14 +140,3 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
     pytester.makeini("[pytest]\naddopts = --strict-markers\n")
     pytester.makeconftest(STAND_IN)
     return Suite(pytester)
-
-
-@pytest.fixture
-def run_python(suite: Suite) -> Callable[..., pytest.RunResult]:
-    """Run a Python script in a process of its own."""
-
-    def run(text: str, *args: str, timeout: float = 60) -> pytest.RunResult:
-        path = suite.pytester.makepyfile(script=text)
-        return suite.pytester.run(os.sys.executable, path, *args, timeout=timeout)  # type: ignore[attr-defined]
-
-    return run

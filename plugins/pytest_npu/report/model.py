@@ -104,6 +104,8 @@ class RunReport:
     @property
     def verdict(self) -> str:
         """PASS, FAIL, INCOMPLETE or EMPTY. Nothing passes because it did not run."""
+        if any(not crash.get("nodeid") for crash in self.crashes):
+            return "FAIL"
         return _verdict(self.counts, complete=self.finished and not self.interrupts)
 
     @property
@@ -242,6 +244,21 @@ def _on_test_finish(report: RunReport, event: Event) -> None:
     _test(report, event).finished = True
 
 
+#: The list that records of a known kind carry; reports rely on it.
+_LISTS = {"topk_gate": "prompts", "diagnosis": "rows", "cache_check": "rows", "profile": "breakdown"}
+
+
+def _on_record(report: RunReport, event: Event) -> None:
+    """Keep a record; one that does not have the shape of its kind is listed as it is, under another name."""
+    kind, payload = event["kind"], event["payload"]
+    entries = payload.get(_LISTS.get(kind, "")) if isinstance(payload, dict) else None
+    fits = isinstance(payload, dict) and (
+        entries is None or (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries))
+    )
+    known = kind in _LISTS or kind == "benchmark"
+    report.records.append(event if fits or not known else {**event, "kind": f"{kind}, unexpected shape"})
+
+
 def _on_crash(report: RunReport, event: Event) -> None:
     report.crashes.append(event)
     if event.get("nodeid"):
@@ -302,7 +319,7 @@ _HANDLERS = {
     "test_start": _on_test_start,
     "test_phase": _on_test_phase,
     "test_finish": _on_test_finish,
-    "record": lambda report, event: report.records.append(event),
+    "record": _on_record,
     "lock": lambda report, event: report.locks.append(event),
     "retry": lambda report, event: report.retries.append(event),
     "crash": _on_crash,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ KERNEL_TIERS = {
     "gelu": "bf16_transcendental",
     "flash_attention": "bf16_online_softmax",
 }
+
+
+UNCONFIRMED = "K tiling not confirmed on silicon"
 
 
 @dataclass(frozen=True)
@@ -180,15 +184,38 @@ def build_row(
         "source": measurer.source,
     }
     row["tier"] = request.precision if request.op == "gemm" else KERNEL_TIERS.get(request.op, "bf16")
+    notes = [UNCONFIRMED] if measurer.provenance == "twin" and _unconfirmed_k_tiling(config) else []
     if numerics is not None:
         figures.update({k: _digits(v) for k, v in numerics.figures.items()})
         figures["elements_over"] = numerics.elements_over
         row["tolerance"] = dict(numerics.tolerance)
         row["status"] = numerics.status
         if numerics.elements_over:
-            row["note"] = f"{numerics.elements_over} elements over the tolerance"
+            notes.append(f"{numerics.elements_over} elements over the tolerance")
+    if notes:
+        row["note"] = "; ".join(notes)
     row["id"] = row_id(row)
     return row
+
+
+def _unconfirmed_k_tiling(config: Config) -> bool:
+    """Whether a GEMM's K is no power of two and no passing silicon row has this K tiling: silicon is known
+    to give wrong numbers for some of those.
+    """
+    if config.op != "gemm":
+        return False
+    K, tiling = config.dims["K"], (config.tile["tile_k_l2"], config.tile["tile_k_l1"])
+    return K & (K - 1) != 0 and (K, *tiling) not in _confirmed_k_tilings()
+
+
+@lru_cache(maxsize=1)
+def _confirmed_k_tilings() -> frozenset[tuple[int, int, int]]:
+    rows = store.read(lookup.PACKAGED, "gemm")
+    return frozenset(
+        (r["dims"]["K"], r["tile"]["tile_k_l2"], r["tile"]["tile_k_l1"])
+        for r in rows
+        if lookup.usable(r) and r["provenance"] != "twin"
+    )
 
 
 def _digits(value: float | int) -> float | int:

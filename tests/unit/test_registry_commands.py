@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
 from kernel_registry.cli import main
-from kernel_registry.measure import MeasurementUnavailable, Numerics, ToolkitMeasurer, silicon
+from kernel_registry.harness import make_inputs
+from kernel_registry.measure import MeasurementUnavailable, Numerics, ToolkitMeasurer, judge, silicon
 from kernel_registry.shapes import Request, RequestError, from_config, from_file, parse
 from kernel_registry.sweep import ranked, sweep
+from npu_twin.constraints import legal_configs
 
 SMOLLM2 = {
     "model_type": "llama",
@@ -138,6 +141,42 @@ def test_wrong_numbers_are_recorded_and_the_next_best_is_taken(tmp_path: Path) -
     assert statuses == {"silent_corruption", "pass"}
     with pytest.raises(MeasurementUnavailable, match="wrong numbers"):
         sweep(parse("gemv", "2048x256"), Recorder(lambda c: 1.0, lambda c: figures(1.0)), tmp_path)
+
+
+def test_a_new_best_tile_of_the_twin_replaces_the_old_row(tmp_path: Path) -> None:
+    request = parse("gemv", "1024x256")
+    old, new = (Recorder(lambda c, t=t: 1.0 if c.tile["tile_m"] == t else 2.0) for t in (8, 4))
+    old.provenance = new.provenance = "twin"
+    sweep(request, old, tmp_path, used_by=["first"])
+    done = sweep(request, new, tmp_path, used_by=["second"])
+    (row,) = store.read(tmp_path, "gemv")
+    assert (row["tile"]["tile_m"], row["used_by"], done.outcome) == (4, ["first", "second"], "updated")
+    silicon_row = Recorder(lambda c: 3.0 if c.tile["tile_m"] == 16 else 4.0)
+    sweep(request, silicon_row, tmp_path)
+    assert len(store.read(tmp_path, "gemv")) == 2
+
+
+def test_k_tilings_that_silicon_has_not_confirmed_are_marked(tmp_path: Path) -> None:
+    for k, marked in ((576, True), (960, False), (512, False)):
+        tile = {576: (192, 32), 960: (320, 32), 512: (256, 32)}[k]
+        chosen = Recorder(lambda c, t=tile: 1.0 if (c.tile["tile_k_l2"], c.tile["tile_k_l1"]) == t else 2.0)
+        chosen.provenance = "twin"
+        sweep(parse("gemm", f"256x{k}x320"), chosen, tmp_path)
+        (row,) = (r for r in store.read(tmp_path, "gemm") if r["dims"]["K"] == k)
+        assert ("not confirmed on silicon" in row.get("note", "")) == marked
+
+
+def test_nan_in_the_output_counts_as_wrong_numbers() -> None:
+    config = legal_configs("eltwise_add", {"n": 4096})[0]
+    inputs = make_inputs("eltwise_add", {"n": 4096})
+    right = inputs["a"].astype(np.float32) + inputs["b"].astype(np.float32)
+    assert judge(config, inputs, right, "bf16").status == "pass"
+    wrong = right.copy()
+    wrong[17] = np.nan
+    numerics = judge(config, inputs, wrong, "bf16")
+    assert numerics.status == "silent_corruption"
+    assert numerics.elements_over == 1
+    assert all(np.isfinite(v) for v in numerics.figures.values())
 
 
 def test_elements_over_show_as_in_tier(tmp_path: Path) -> None:

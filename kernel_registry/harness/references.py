@@ -19,6 +19,9 @@ F32 = npt.NDArray[np.float32]
 MASKED = np.float32(-1e9)
 """Score of a masked key in the attention reference."""
 
+QUERY_BLOCK = 1024
+"""Queries that the attention reference handles at a time, to bound its memory at long sequences."""
+
 
 def gemm(a: F32, b: F32) -> F32:
     """a[M, K] @ b[K, N]."""
@@ -87,15 +90,19 @@ def flash_attention(q: F32, k: F32, v: F32, causal: bool) -> F32:
     group = q.shape[0] // k.shape[0]
     scale = np.float32(np.sqrt(q.shape[2]))
     out = np.empty(q.shape, np.float32)
-    late = np.triu(np.ones((q.shape[1], k.shape[1]), bool), 1) if causal else None
     for head in range(q.shape[0]):
-        score = q[head] @ k[head // group].T / scale
-        if late is not None:
-            score[late] = MASKED
-        score -= score.max(axis=1, keepdims=True)
-        np.exp(score, out=score)
-        score /= score.sum(axis=1, keepdims=True)
-        out[head] = score @ v[head // group]
+        for start in range(0, q.shape[1], QUERY_BLOCK):
+            rows = slice(start, start + QUERY_BLOCK)
+            # Keys after the last query of the block would get exp(-1e9) = 0 each; leave them out.
+            keys = slice(0, rows.stop if causal else None)
+            score = q[head, rows] @ k[head // group, keys].T / scale
+            if causal:
+                late = np.arange(score.shape[1]) > np.arange(start, start + score.shape[0])[:, None]
+                score[late] = MASKED
+            score -= score.max(axis=1, keepdims=True)
+            np.exp(score, out=score)
+            score /= score.sum(axis=1, keepdims=True)
+            out[head, rows] = score @ v[head // group, keys]
     return out
 
 

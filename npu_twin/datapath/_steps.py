@@ -53,15 +53,18 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
         yield slice(start, min(rows, start + per_block))
 
 
-def round_into(source: F32, target: U16, rounding: str, tag: str = "round") -> Step:
-    """Closure that rounds ``source`` (overwritten) to bf16 and writes the bits to ``target``, same shape.
+def round_into(source: F32, target: U16, rounding: str, tag: str = "round", *, keep: bool = False) -> Step:
+    """Closure that rounds ``source`` to bf16 and writes the bits to ``target``, same shape.
+
+    ``source`` is overwritten unless ``keep``; ``tag`` names the scratch memory.
 
     ``target`` is an operand or the :func:`upper` half of a wide buffer. A NaN whose payload lies only in the
     lower half is not preserved; arithmetic on bf16 operands never makes one.
     """
     work = scratch(tag, source.shape)
-    u, w = source.view(np.uint32), work.view(np.uint32)
-    top, low = upper(source), lower(work)
+    summed = scratch(f"{tag}.sum", source.shape) if keep else source
+    u, w, total = source.view(np.uint32), work.view(np.uint32), summed.view(np.uint32)
+    top, low = upper(summed), lower(work)
     add, shift, copyto = np.add, np.right_shift, np.copyto
     if rounding == FLOOR:
         # Bits of a negative value count away from zero: (u - 1 >> 16) + 1 rounds them up, u >> 16 rounds the
@@ -70,7 +73,7 @@ def round_into(source: F32, target: U16, rounding: str, tag: str = "round") -> S
 
         def store() -> None:
             shift(signed, places, out=sign)
-            add(u, w, out=u)
+            add(u, w, out=total)
             subtract(top, low, out=target)
 
         return store
@@ -82,7 +85,7 @@ def round_into(source: F32, target: U16, rounding: str, tag: str = "round") -> S
         shift(u, sixteen, out=w)
         bit_and(w, one, out=w)
         add(w, half, out=w)
-        add(u, w, out=u)
+        add(u, w, out=total)
         copyto(target, top)
 
     return store_nearest

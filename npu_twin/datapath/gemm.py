@@ -123,17 +123,10 @@ def caster(source: Any, target: U16, rounding: str) -> Step:
             to.copy_(from_)
 
         return cast
-    steps: list[Step] = []
     flat, bits = source.reshape(-1), target.reshape(-1)
-    for part in row_blocks(flat.size, 1):
-        work = scratch("gemm.cast", flat[part].shape)
-        steps.append(_copy(flat[part], work))
-        steps.append(round_into(work, bits[part], rounding))
-    return sequence(steps)
-
-
-def _copy(source: Any, target: Any) -> Step:
-    def run() -> None:
-        np.copyto(target, source)
-
-    return run
+    return sequence(
+        [
+            round_into(flat[part], bits[part], rounding, "gemm.cast", keep=True)
+            for part in row_blocks(flat.size, 1)
+        ]
+    )

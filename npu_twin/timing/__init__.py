@@ -1,10 +1,14 @@
-"""Modelled time of the NPU2: launches, whole programs, buffer transfers and host work.
+"""Modelled time of the NPU2: launches, whole programs, buffer transfers, host work and whole models.
 
-Everything here is a prediction in microseconds of device time, computed from the listing alone: no value is
-computed and no weight is needed. The functions are plain Python and cheap enough for the decode loop.
+Everything here is a prediction in microseconds of device time, computed from the listing or the configuration
+alone: no value is computed and no weight is needed. The functions are plain Python and cheap enough for the
+decode loop. How the parameters were found and how well they predict is told in `docs/twin.md`;
+`python -m npu_twin.timing.fit` fits them anew, `python -m npu_twin.validate` holds them against measurements.
 """
 
-from npu_twin.timing.launch import launch_us
+from npu_twin.timing.launch import launch_us, standalone_us
+from npu_twin.timing.model_config import ModelSizes, UnsupportedModelError
+from npu_twin.timing.predictor import Part, Prediction, predict
 from npu_twin.timing.program import RunTiming, run_us
 from npu_twin.timing.system import (
     context_switch_us,
@@ -15,12 +19,18 @@ from npu_twin.timing.system import (
 )
 
 __all__ = [
+    "ModelSizes",
+    "Part",
+    "Prediction",
     "RunTiming",
+    "UnsupportedModelError",
     "context_switch_us",
     "dispatch_us",
     "host_op_us",
     "launch_us",
+    "predict",
     "run_us",
+    "standalone_us",
     "sync_us",
     "wake_us",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from npu_twin.timing.launch import launch_us
+from npu_twin.timing import kernels
+from npu_twin.timing.parameters import current
 from npu_twin.timing.types import ListingLike
 
-_RUN_FLOOR_US = 72.0
 _CACHE_LIMIT = 1024
 
 
@@ -27,8 +27,8 @@ class RunTiming:
     overhead_us: float
 
 
-# Keyed by identity: a listing holds mappings and need not be hashable. The entry keeps the listing alive, so
-# an identity cannot be reused while its entry exists.
+# Keyed by identity: hashing a whole listing at every run would cost more than the run. The entry keeps the
+# listing alive, so an identity cannot be reused while its entry exists.
 _cache: OrderedDict[int, tuple[ListingLike, RunTiming]] = OrderedDict()
 
 
@@ -38,8 +38,10 @@ def run_us(listing: ListingLike) -> RunTiming:
     hit = _cache.get(key)
     if hit is not None:
         return hit[1]
-    launches = tuple((launch.name, launch_us(launch)) for launch in listing.launches)
-    timing = RunTiming(_RUN_FLOOR_US + sum(us for _, us in launches), launches, _RUN_FLOOR_US)
+    p = current()
+    launches = tuple((launch.name, kernels.loaded_us(p, launch)) for launch in listing.launches)
+    overhead = p["program.start_us"]
+    timing = RunTiming(overhead + sum(us for _, us in launches), launches, overhead)
     _cache[key] = (listing, timing)
     if len(_cache) > _CACHE_LIMIT:
         _cache.popitem(last=False)

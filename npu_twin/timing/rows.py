@@ -1,0 +1,269 @@
+"""Published or own kernel measurements: reading them, and what they say to the timing model.
+
+A file holds `{"records": [...]}`; a record names its kernel, sizes, tile, herd, latency and status with the
+keys of the calibration file `npu_twin/data/published_kernels.json` (Xilinx/mlir-air e972f2942, snapshot
+2026-08-22).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npu_twin.timing import kernels, tiling
+from npu_twin.timing.parameters import Values
+from npu_twin.timing.tiling import KernelCall
+
+PUBLISHED_KERNELS = Path(__file__).resolve().parent.parent / "data" / "published_kernels.json"
+
+ALONE = "alone"
+"""A kernel measured on its own, as one configuration of the array."""
+IN_PROGRAM = "in program"
+"""One launch of a program of several."""
+OWN_PROGRAM = "own program"
+"""A program of one launch, called between other programs."""
+
+_OPS = {
+    "gemm": "gemm",
+    "gemv": "gemv",
+    "rmsnorm": "rms_norm",
+    "rms_norm": "rms_norm",
+    "layernorm": "layer_norm",
+    "layer_norm": "layer_norm",
+    "rope": "rope",
+    "flash_attention": "flash_attention",
+    "eltwise_add": "eltwise_add",
+    "bias_add": "bias_add",
+    "silu_mul": "silu_mul",
+    "gelu": "gelu",
+}
+PASSING = frozenset({"pass", "passed"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement that the model can be held against.
+
+    Attributes:
+        id: identifier in its file.
+        kernel: operation, in the vocabulary of the program listing.
+        call: the launch it measured.
+        scope: `ALONE`, `IN_PROGRAM` or `OWN_PROGRAM`.
+        measured_us: latency in microseconds.
+        derived: the latency was computed from a rate.
+        assumed_tile: the record has no tile, the rules of `tiling` chose one.
+    """
+
+    id: str
+    kernel: str
+    call: KernelCall
+    scope: str
+    measured_us: float
+    derived: bool = False
+    assumed_tile: bool = False
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """The problem size: rows of one shape are left out together in the cross-validation.
+
+        A kernel that was measured at one or two sizes only (LayerNorm, bias) is split by herd and scope.
+        """
+        key: tuple[object, ...] = (self.kernel, *sorted(self.call.dims.items()))
+        if self.kernel in ("layer_norm", "bias_add"):
+            key += (self.call.herd, self.scope)
+        return key
+
+    @property
+    def sizes(self) -> str:
+        """The problem size as text."""
+        return "x".join(str(v) for v in self.call.dims.values())
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A passing record that cannot be held against the model, and why.
+
+    `excused` is true where the record itself says that it is no measurement of this kernel.
+    """
+
+    id: str
+    kernel: str
+    reason: str
+    excused: bool
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a measurement file.
+
+    Raises:
+        ValueError: naming the file when it is no JSON or has no list of records.
+        OSError: when it cannot be read.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    records = content.get("records") if isinstance(content, Mapping) else content
+    if not isinstance(records, list) or not all(isinstance(r, Mapping) for r in records):
+        raise ValueError(f'{path}: expected {{"records": [...]}} with one object per measurement')
+    return [dict(r) for r in records]
+
+
+def split(records: Iterable[Mapping[str, Any]]) -> tuple[list[Row], list[Unjudged]]:
+    """Return the rows that the model is held against and the passing records that cannot be."""
+    rows: list[Row] = []
+    others: list[Unjudged] = []
+    for record in records:
+        if record.get("status", "pass") not in PASSING:
+            continue
+        made = parse(record)
+        if made is None:
+            continue
+        (rows if isinstance(made, Row) else others).append(made)  # type: ignore[arg-type]
+    return rows, others
+
+
+def parse(record: Mapping[str, Any]) -> Row | Unjudged | None:
+    """Return the row of one record, the reason why it has none, or None for a record without a latency."""
+    identity = str(record.get("id", "?"))
+    name = str(record.get("kernel", ""))
+    kernel = _OPS.get(name)
+    if kernel is None:
+        return Unjudged(identity, name or "?", f"unknown kernel {name!r}", excused=False)
+    try:
+        measured, derived = _latency_us(kernel, record)
+        if measured is None:
+            return None
+        excuse = _excuse(record)
+        if excuse:
+            return Unjudged(identity, kernel, excuse, excused=True)
+        call, assumed = _call(kernel, record)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        return Unjudged(identity, kernel, f"incomplete record: {error!r}", excused=False)
+    return Row(identity, kernel, call, _scope(record), measured, derived, assumed)
+
+
+def _excuse(record: Mapping[str, Any]) -> str:
+    if record.get("latency_carried_over") or "not measured at this shape" in str(record.get("note", "")):
+        return "rate carried over from another shape, not measured"
+    if str(record.get("section", "")) == "elf_vs_xclbin_same_driver":
+        return (
+            "session with another driver state: the same binary is published about 1.4 times faster elsewhere"
+        )
+    return ""
+
+
+def _latency_us(kernel: str, record: Mapping[str, Any]) -> tuple[float | None, bool]:
+    if record.get("latency_us") is not None:
+        return float(record["latency_us"]), bool(record.get("latency_derived"))
+    gflops, gbps = record.get("gflops"), record.get("gbps")
+    if gflops and kernel == "gemm":
+        return 2e-3 * record["M"] * record["K"] * record["N"] / float(gflops), True
+    if gflops and kernel == "gemv":
+        return 2e-3 * record["M"] * record["K"] / float(gflops), True
+    if gflops and kernel == "flash_attention":
+        pairs = record["lq"] * record["lk"] * (0.5 if record.get("causal") else 1.0)
+        return 2e-3 * pairs * (record["dk"] + record["dv"]) * record["q_heads"] / float(gflops), True
+    if gbps and kernel in ("eltwise_add", "silu_mul"):
+        return 6e-3 * record["n_elements"] / float(gbps), True
+    if gbps and kernel == "gelu":
+        return 4e-3 * record["n_elements"] / float(gbps), True
+    return None, False
+
+
+def _scope(record: Mapping[str, Any]) -> str:
+    if str(record.get("section", "")) != "in_situ_fused_elf":
+        return ALONE
+    own = record.get("own_program") or "one launch" in str(record.get("note", ""))
+    own = own or record.get("kernel") == "flash_attention"
+    return OWN_PROGRAM if own else IN_PROGRAM
+
+
+def _herd(record: Mapping[str, Any], default: tuple[int, int]) -> tuple[int, int]:
+    x, y = record.get("herd_x"), record.get("herd_y")
+    return (int(x), int(y or 1)) if x else default
+
+
+def _call(kernel: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+    method = str(record.get("method") or "")
+    if kernel == "gemm":
+        return _gemm(method, record)
+    if kernel == "gemv":
+        m, k = int(record["M"]), int(record["K"])
+        guess = tiling.gemv(m, k)
+        if record.get("tile_m") is None:
+            return guess, True
+        tile = {"tile_m": int(record["tile_m"]), "m_input": int(record.get("m_input") or record["tile_m"])}
+        return KernelCall("gemv", method or "external", {"M": m, "K": k}, tile, _herd(record, (8, 1))), False
+    if kernel in ("rms_norm", "layer_norm"):
+        m, n = int(record["M"]), int(record["N"])
+        herd = _herd(record, tiling.rows_herd(m))
+        return KernelCall(kernel, method, {"M": m, "N": n}, {}, herd), False
+    if kernel == "rope":
+        rows, head_dim = int(record["rows"]), int(record["head_dim"])
+        herd = _herd(record, tiling.rows_herd(rows))
+        return KernelCall(kernel, method, {"rows": rows, "head_dim": head_dim}, {}, herd), False
+    if kernel == "flash_attention":
+        return _attention(record)
+    if kernel == "bias_add":
+        rows = int(record["rows"])
+        dims = {"rows": rows, "n": int(record.get("N") or record["n_elements"] // rows)}
+        return KernelCall(kernel, method, dims, {}, _herd(record, (8, 1))), False
+    width = record.get("tile_n") or record.get("tile")
+    herd = _herd(record, (8, 2) if kernel == "gelu" else (8, 1))
+    tile = {"tile_n" if kernel != "eltwise_add" else "tile": int(width)} if width else {}
+    return KernelCall(kernel, method, {"n": int(record["n_elements"])}, tile, herd), not width
+
+
+def _gemm(method: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+    m, k, n = int(record["M"]), int(record["K"]), int(record["N"])
+    attrs: dict[str, object] = {"output_dtype": "f32"} if record.get("dtype_out") == "f32" else {}
+    given = {key: record.get(key) for key in ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n")}
+    herd = _herd(record, (0, 0))
+    if all(given.values()) and herd[0]:
+        tile = {key: int(str(value)) for key, value in given.items()}
+        return KernelCall("gemm", method or "drain", {"M": m, "K": k, "N": n}, tile, herd, attrs), False
+    used = int(record.get("tiles_used") or _tiles_in_note(record) or 0)
+    wanted = herd if herd[0] else (4, max(1, used // 4)) if used and used < 32 else None
+    guess = tiling.gemm(m, k, n, method or "drain", wanted)
+    tile = {key: int(str(given[key] or guess.tile[key])) for key in guess.tile}
+    shape = guess.herd
+    if not herd[0] and n % (tile["tile_n"] * shape[1]):
+        shape = (shape[0], next(h for h in (4, 3, 2, 1) if n % (tile["tile_n"] * h) == 0))
+    return KernelCall("gemm", guess.method, guess.dims, tile, shape, attrs), True
+
+
+def _tiles_in_note(record: Mapping[str, Any]) -> int:
+    words = str(record.get("note", "")).split()
+    return int(words[-1]) if words[:2] == ["tiles", "used"] and words[-1].isdigit() else 0
+
+
+def _attention(record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+    guess = tiling.attention(
+        int(record["lq"]),
+        int(record["lk"]),
+        int(record.get("dk") or record["head_dim"]),
+        int(record["q_heads"]),
+        int(record["kv_heads"]),
+        bool(record.get("causal")),
+    )
+    tile = {key: int(record.get(key) or value) for key, value in guess.tile.items()}
+    if record.get("dv_chunks"):
+        tile["dv_tile"] = int(record.get("dv") or record["dk"]) // int(record["dv_chunks"])
+    attrs = dict(guess.attrs)
+    for key in ("heads_per_unroll", "num_cascade_stages"):
+        attrs[key] = int(record.get(key) or int(str(attrs[key])))
+    herd = _herd(record, guess.herd)
+    return KernelCall("flash_attention", guess.method, guess.dims, tile, herd, attrs), not record.get("lqp")
+
+
+def predict_us(p: Values, row: Row) -> float:
+    """Return what the model says to a row, in its scope."""
+    if row.scope == IN_PROGRAM:
+        return kernels.loaded_us(p, row.call)
+    if row.scope == OWN_PROGRAM:
+        return p["program.start_us"] + p["program.context_switch_us"] + kernels.loaded_us(p, row.call)
+    return kernels.alone_us(p, row.call)

@@ -14,6 +14,8 @@ PYTEST := $(BIN)/python -m pytest $(NPUOPT) --npu-model $(MODEL)
 DRIVER := $(BIN)/python -m llms.$(LLM).$(LLM)_inference $(NPUOPT) --model $(MODEL)
 
 export PROMPT
+# Spinning OpenMP threads starve each other when cores are shared: a decode step takes ten times as long.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verify verify-full diagnosis test test-all lint run chat profile compile benchmark clean

@@ -28,6 +28,10 @@ class ProductionRunner:
         self.lite_mode = lite_mode
         self._kv: tuple[Array, Array] | None = None
 
+    def prepare(self, prompt_len: int) -> None:
+        """Compile and preload what a prompt of this length needs; opens no hardware context."""
+        self.session.prepare(prompt_len)
+
     def prefill(self, prompt_tokens: Array) -> PrefillRecord:
         """Run the prompt int64[n] through the production prefill."""
         ids = [int(token) for token in prompt_tokens]

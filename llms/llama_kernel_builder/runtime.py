@@ -149,7 +149,11 @@ class HostRuntime:
         self._poison = KernelRunError(name, state_name, elapsed_ms, cause)
         raise self._poison
 
+    def close_contexts(self) -> None:
+        """Close all hardware contexts; buffers stay, contexts are opened again when needed."""
+        self._contexts.clear()
+
     def close(self) -> None:
         """Close all contexts and the device."""
-        self._contexts.clear()
+        self.close_contexts()
         self._device = None

@@ -5,8 +5,8 @@ A test of a model is a call of one of these plus an assertion; nothing here know
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ from llms.verify.diagnosis import Diagnosis, diagnose
 from llms.verify.reference import HFReference
 from llms.verify.report_model import describe_failure, diagnosis_payload, topk_gate_payload
 from llms.verify.topk import N_TOKENS, judge
+
+# Lowest median cosine of a layer against plain HF bf16. SmolLM2-135M-Instruct (Q4_1 dequantised to bf16)
+# on the twin, first instruct prompt: a correct device 0.988, a skipped middle layer 0.945. The minimum over
+# positions is no yardstick: a correct device reaches 0.79 where single positions carry huge activations.
+MEDIAN_LIMIT = 0.97
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,29 @@ def sequence_length(prompts: Sequence[EncodedPrompt], n_tokens: int) -> int:
     return max((len(prompt) for prompt in prompts), default=1) + n_tokens
 
 
+@contextmanager
+def _device_section(
+    deployment: Deployment,
+    prompts: Sequence[EncodedPrompt],
+    max_seq: int,
+    device: AbstractContextManager[Any] | None,
+) -> Iterator[None]:
+    """Build and prepare the runner, then hold the device until its contexts are closed again.
+
+    Loading weights and compiling need no device, so they come before it is taken.
+    """
+    runner = deployment.runner(max_seq)
+    prepare = getattr(runner, "prepare", None)
+    if callable(prepare):
+        for length in sorted({len(prompt) for prompt in prompts}):
+            prepare(length)
+    with device if device is not None else nullcontext():
+        try:
+            yield
+        finally:
+            deployment.release_runners()
+
+
 def topk_gate(
     deployment: Deployment,
     reference: HFReference,
@@ -45,14 +73,30 @@ def topk_gate(
     `device` is held while the device works (the NPU lock on silicon), not while the reference runs.
     """
     max_seq = sequence_length(prompts, n_tokens)
-    with device if device is not None else nullcontext():
+    with _device_section(deployment, prompts, max_seq, device):
         captures = [deployment.capture(prompt, n_tokens=n_tokens, max_seq=max_seq) for prompt in prompts]
-        deployment.release_runners()
     traces = [reference.run(prompt.ids, n_tokens).trace() for prompt in prompts]
     reference.release()
     result = judge([capture.trace for capture in captures], traces, n_tokens=n_tokens)
     payload = topk_gate_payload(result, [prompt.text for prompt in prompts], deployment.tokenizer)
     return GateOutcome(result.ok, payload, "" if result.ok else describe_failure(payload))
+
+
+def diagnosis_problems(found: Diagnosis) -> list[str]:
+    """What no rounding explains: odd or missing records, values not finite, a layer that breaks away."""
+    problems = list(found.problems)
+    problems += [
+        f"{row.path}: layer {row.layer} {row.probe} is missing: {row.reason}" for row in found.missing
+    ]
+    for path in ("prefill", "decode"):
+        for row in found.rows:
+            if row.path == path and not row.cos_median >= MEDIAN_LIMIT:
+                problems.append(
+                    f"{path}: layer {row.layer} {row.probe} breaks away, median cosine {row.cos_median:.4f}, "
+                    f"limit {MEDIAN_LIMIT}"
+                )
+                break
+    return problems
 
 
 def layer_diagnosis(
@@ -66,8 +110,8 @@ def layer_diagnosis(
     """Cosine per layer against the reference, prefill and decode, both sides fed the reference's tokens."""
     run = reference.run(prompt.ids, n_tokens)
     reference.release()
-    with device if device is not None else nullcontext():
-        captured = deployment.capture_diagnosis(prompt, run.fed, max_seq=len(prompt) + n_tokens)
-        deployment.release_runners()
+    max_seq = sequence_length([prompt], n_tokens)
+    with _device_section(deployment, [prompt], max_seq, device):
+        captured = deployment.capture_diagnosis(prompt, run.fed, max_seq=max_seq)
     found = diagnose(captured, run)
     return found, diagnosis_payload(found, prompt.text)

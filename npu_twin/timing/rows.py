@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,14 @@ class Unjudged:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a measurement file.
+    """Return the records of a measurement file, its broken numbers as `Decimal` with the digits as written.
 
     Raises:
         ValueError: naming the file when it is no JSON or has no list of records.
         OSError: when it cannot be read.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     records = content.get("records") if isinstance(content, Mapping) else content
@@ -140,7 +141,7 @@ def parse(record: Mapping[str, Any]) -> Row | Unjudged | None:
         excuse = _excuse(record)
         if excuse:
             return Unjudged(identity, kernel, excuse, excused=True)
-        call, assumed = _call(kernel, record)
+        call, assumed = launch_of(record)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return Unjudged(identity, kernel, f"incomplete record: {error!r}", excused=False)
     return Row(identity, kernel, call, _scope(record), measured, derived, assumed)
@@ -161,9 +162,9 @@ def _latency_us(kernel: str, record: Mapping[str, Any]) -> tuple[float | None, b
         return float(record["latency_us"]), bool(record.get("latency_derived"))
     gflops, gbps = record.get("gflops"), record.get("gbps")
     if gflops and kernel == "gemm":
-        return 2e-3 * record["M"] * record["K"] * record["N"] / float(gflops), True
+        return 2e-3 * float(record["M"] * record["K"] * record["N"]) / float(gflops), True
     if gflops and kernel == "gemv":
-        return 2e-3 * record["M"] * record["K"] / float(gflops), True
+        return 2e-3 * float(record["M"] * record["K"]) / float(gflops), True
     if gflops and kernel == "flash_attention":
         pairs = record["lq"] * record["lk"] * (0.5 if record.get("causal") else 1.0)
         return 2e-3 * pairs * (record["dk"] + record["dv"]) * record["q_heads"] / float(gflops), True
@@ -185,6 +186,14 @@ def _scope(record: Mapping[str, Any]) -> str:
 def _herd(record: Mapping[str, Any], default: tuple[int, int]) -> tuple[int, int]:
     x, y = record.get("herd_x"), record.get("herd_y")
     return (int(x), int(y or 1)) if x else default
+
+
+def launch_of(record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+    """Return the launch that a record measured, and whether the rules had to choose its tile.
+
+    Raises KeyError, TypeError or ValueError for an incomplete record.
+    """
+    return _call(_OPS[str(record.get("kernel", ""))], record)
 
 
 def _call(kernel: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:

@@ -2,7 +2,8 @@
 
 The rules restate what the published configurations have in common (Xilinx/mlir-air e972f2942, kernel
 registry): the widest tile that divides the shape and fits L1, the deepest L2 block that the descriptors
-allow, the method by size. They are meant for predictions; a deployment takes its tiles from the kernel registry.
+allow, the method by size. They are meant for predictions; a deployment takes its tiles from the kernel
+registry.
 """
 
 from __future__ import annotations

@@ -1,0 +1,248 @@
+"""The validation as text, as JSON and as the tables of `docs/twin.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from npu_twin.timing.exceptions import TABLE
+from npu_twin.timing.parameters import DEFINITIONS, current
+from npu_twin.validate import limits
+from npu_twin.validate.latency import KernelResult, ModelsResult, RowResult
+from npu_twin.validate.numerics import Judged, NumericsRow
+
+
+@dataclass
+class Validation:
+    """Everything that one validation found."""
+
+    kernels: Sequence[KernelResult]
+    models: ModelsResult
+    numerics: Judged | None
+    rows_label: str
+    models_label: str
+    rows_cross_validated: bool
+    models_cross_validated: bool
+    extra_failures: list[str] = field(default_factory=list)
+
+    def failures(self) -> list[str]:
+        """Say every limit that is missed."""
+        out = [text for kernel in self.kernels for text in kernel.failures()]
+        out += self.models.failures()
+        if self.numerics is not None:
+            out += self.numerics.failures()
+        return out + self.extra_failures
+
+    def numerics_of(self, name: str) -> list[NumericsRow]:
+        """The rows with figures of a kernel or family."""
+        if self.numerics is None:
+            return []
+        return [r for r in self.numerics.rows if name in (_op(r.kernel), limits.FAMILIES.get(_op(r.kernel)))]
+
+
+def _op(kernel: str) -> str:
+    return {"rmsnorm": "rms_norm", "layernorm": "layer_norm"}.get(kernel, kernel)
+
+
+def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    cells = [list(header), *[list(line) for line in lines]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    out = []
+    for index, row in enumerate(cells):
+        padded = [
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        out.append("  ".join(padded).rstrip())
+        if index == 0:
+            out.append("  ".join("-" * w for w in widths))
+    return out
+
+
+KERNEL_HEADER = ("kernel", "rows", "shapes", "numerics", "median", "p90", "worst", "limit", "verdict")
+
+
+def kernel_lines(validation: Validation) -> list[tuple[str, ...]]:
+    """One line for each kernel or family."""
+    out: list[tuple[str, ...]] = []
+    for kernel in validation.kernels:
+        found = validation.numerics_of(kernel.name)
+        reproduced = f"{sum(r.reproduced for r in found)}/{len(found)}" if found else "-"
+        worst = max((r.judged_error for r in kernel.counted), default=0.0)
+        verdict = "-" if not kernel.judged else "missed" if kernel.failures() else "kept"
+        out.append(
+            (
+                kernel.name if kernel.judged else f"  {kernel.name}",
+                str(len(kernel.counted)),
+                str(kernel.shapes),
+                reproduced,
+                f"{kernel.quantile(0.5):.1%}",
+                f"{kernel.quantile(0.9):.1%}",
+                f"{worst:.1%}",
+                kernel.limit_text,
+                verdict,
+            )
+        )
+    return out
+
+
+MODEL_HEADER = ("model", "quantity", "predicted", "published", "error")
+
+
+def model_lines(models: ModelsResult) -> list[tuple[str, ...]]:
+    """Two lines for each model."""
+    out: list[tuple[str, ...]] = []
+    for result in models.results:
+        for quantity, (predicted, published, count) in result.figures().items():
+            note = f" (nearest of {count})" if count > 1 else ""
+            out.append(
+                (
+                    result.record.id,
+                    quantity,
+                    f"{predicted:.4g}",
+                    f"{published:.4g}{note}",
+                    f"{predicted / published - 1.0:+.1%}",
+                )
+            )
+    return out
+
+
+def text(validation: Validation, verbose: bool = False) -> str:
+    """Return the report for the terminal."""
+    how = "cross-validated" if validation.rows_cross_validated else "parameters as shipped"
+    out = [f"Kernel latency and numerics: {validation.rows_label}; latency {how}", ""]
+    out += _table(KERNEL_HEADER, kernel_lines(validation))
+    if validation.numerics is None:
+        out += ["", "numerics: not computed (--no-numerics)"]
+    excepted = [r for k in validation.kernels if k.judged for r in k.results if r.excepted]
+    if excepted:
+        out += ["", "Not judged, no formula explains them (entries of the table of exceptions):"]
+        for reason in dict.fromkeys(r.excepted for r in excepted):
+            ids = ", ".join(r.row.id for r in excepted if r.excepted == reason)
+            out.append(f"  {ids}: {reason}")
+    excused = [u for k in validation.kernels if k.judged for u in k.unjudged if u.excused]
+    if excused:
+        out += ["", "Not judged, no measurement of the kernel by their own account:"]
+        for reason in dict.fromkeys(u.reason for u in excused):
+            out.append(f"  {', '.join(u.id for u in excused if u.reason == reason)}: {reason}")
+    notes = [
+        r for r in (validation.numerics.rows if validation.numerics else []) if not r.reproduced and r.excuse
+    ]
+    if notes:
+        out += ["", "Figures not reproduced, with the reason:"]
+        out += [f"  {r.id} ({r.kernel}): {r.excuse}; {'; '.join(r.misses)}" for r in notes]
+    how = "each model left out of the fit" if validation.models_cross_validated else "parameters as shipped"
+    out += ["", f"Models: {validation.models_label}; {how}", ""]
+    out += _table(MODEL_HEADER, model_lines(validation.models))
+    for quantity, limit in limits.MODEL_MEDIAN.items():
+        out.append(
+            f"median error of {quantity}: {validation.models.median(quantity):.1%} (limit {limit:.0%})"
+        )
+    if verbose:
+        out += ["", "Rows:"] + [_row_line(r) for k in validation.kernels if k.judged for r in k.results]
+    failures = validation.failures()
+    out += ["", *(f"MISSED  {f}" for f in failures)]
+    out.append("all limits are kept" if not failures else f"{len(failures)} limits are missed")
+    return "\n".join(out)
+
+
+def _row_line(result: RowResult) -> str:
+    row = result.row
+    what = f"{row.id} {row.kernel} {row.sizes} {row.call.method} {row.scope}"
+    times = f"measured {row.measured_us:.1f} us, predicted {result.predicted_us:.1f} us"
+    return f"  {what}: {times}, {result.error:+.1%}"
+
+
+def as_json(validation: Validation) -> dict[str, Any]:
+    """Return the report as plain data."""
+    p = current()
+    return {
+        "rows": validation.rows_label,
+        "models": validation.models_label,
+        "rows_cross_validated": validation.rows_cross_validated,
+        "models_cross_validated": validation.models_cross_validated,
+        "clock": "twin (modelled)",
+        "passed": not validation.failures(),
+        "failures": validation.failures(),
+        "kernels": [_kernel_json(k, validation) for k in validation.kernels],
+        "model_results": [
+            {
+                "id": r.record.id,
+                "seconds_to_predict": r.seconds,
+                **{
+                    q: {"predicted": a, "published": b, "error": a / b - 1.0}
+                    for q, (a, b, _) in r.figures().items()
+                },
+            }
+            for r in validation.models.results
+        ],
+        "model_medians": {q: validation.models.median(q) for q in limits.MODEL_MEDIAN},
+        "parameters": {
+            d.name: {"value": p[d.name], "unit": d.unit, "provenance": d.provenance} for d in DEFINITIONS
+        },
+        "exceptions": [{"op": e.op, "factor": e.factor, "reason": e.reason} for e in TABLE],
+        "numerics_seconds": validation.numerics.seconds if validation.numerics else None,
+    }
+
+
+def _kernel_json(kernel: KernelResult, validation: Validation) -> dict[str, Any]:
+    numerics = validation.numerics_of(kernel.name)
+    return {
+        "kernel": kernel.name,
+        "judged": kernel.judged,
+        "rows": len(kernel.counted),
+        "shapes": kernel.shapes,
+        "median_error": kernel.quantile(0.5),
+        "p90_error": kernel.quantile(0.9),
+        "worst_error": max((r.judged_error for r in kernel.counted), default=0.0),
+        "limit": kernel.limit_text,
+        "failures": kernel.failures(),
+        "numerics": {
+            "rows": len(numerics),
+            "reproduced": sum(r.reproduced for r in numerics),
+            "not_reproduced": [
+                {"id": r.id, "misses": list(r.misses), "excuse": r.excuse}
+                for r in numerics
+                if not r.reproduced
+            ],
+        },
+        "latency": [
+            {
+                "id": r.row.id,
+                "kernel": r.row.kernel,
+                "dims": r.row.call.dims,
+                "method": r.row.call.method,
+                "tile": r.row.call.tile,
+                "herd": list(r.row.call.herd),
+                "scope": r.row.scope,
+                "assumed_tile": r.row.assumed_tile,
+                "measured_us": r.row.measured_us,
+                "predicted_us": r.predicted_us,
+                "error": r.error,
+                "excepted": r.excepted,
+            }
+            for r in kernel.results
+        ],
+        "not_judged": [{"id": u.id, "reason": u.reason, "excused": u.excused} for u in kernel.unjudged],
+    }
+
+
+def markdown(validation: Validation) -> str:
+    """Return the tables for the documentation: kernels, models, parameters, exceptions."""
+    p = current()
+    out = [*_markdown_table(KERNEL_HEADER, kernel_lines(validation)), ""]
+    out += [*_markdown_table(MODEL_HEADER, model_lines(validation.models)), ""]
+    lines = [(f"`{d.name}`", f"{p[d.name]:.4g}", d.unit, d.meaning, d.provenance) for d in DEFINITIONS]
+    out += [*_markdown_table(("parameter", "value", "unit", "meaning", "provenance"), lines), ""]
+    entries = [(e.op, _match(e.dims, e.tile), f"{e.factor:g}", e.reason) for e in TABLE]
+    out += _markdown_table(("kernel", "where", "factor", "reason"), entries)
+    return "\n".join(out) + "\n"
+
+
+def _match(dims: Any, tile: Any) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in {**dims, **tile}.items())
+
+
+def _markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    out = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return out + ["| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines]

@@ -52,6 +52,10 @@ class Measurer(Protocol):
     source: str
     shortlist: int
     """How many of the legal configurations are worth measuring; the cost model chooses them."""
+    resolution: float
+    """Relative difference of two latencies below which they count as equal."""
+    resolution_us: float
+    """The same as a difference in microseconds; the larger of the two counts."""
 
     def latency_us(self, config: Config) -> float | None:
         """Time of one launch in microseconds; None when this configuration cannot be built here."""
@@ -91,6 +95,11 @@ class TwinMeasurer:
     provenance = "twin"
     source = "npu_twin, modelled"
     shortlist = 10**9
+    resolution = 0.05
+    resolution_us = 10.0
+    """The cost model's own error: a few per cent, and 10 us for the smallest launches, none of which is
+    published on fewer than eight cores.
+    """
 
     def __init__(self, operation_limit: float = 2e10) -> None:
         self.operation_limit = operation_limit
@@ -133,6 +142,8 @@ class ToolkitMeasurer:
 
     provenance = "measured-silicon"
     shortlist = 16
+    resolution = 0.01
+    resolution_us = 0.5
 
     def __init__(self, driver: Any, toolchain: Any) -> None:
         self.source = f"{driver.label}, {toolchain.identity}"

@@ -87,11 +87,10 @@ def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, float]]:
             f"{request}: none of {len(found)} legal configurations has a compiled kernel; "
             f"the first is {found[0].describe()}"
         )
-    # A hundredth of a per cent is below any measurement: the preference decides there.
+    # Differences below the measurer's resolution mean nothing: there the preference decides.
     fastest = min(t for t, _ in known)
-    known.sort(
-        key=lambda pair: (pair[0] > fastest * 1.0001, pair[0] if pair[0] > fastest * 1.0001 else pair[1])
-    )
+    limit = fastest + max(measurer.resolution * fastest, measurer.resolution_us)
+    known.sort(key=lambda pair: (pair[0] > limit, pair[0] if pair[0] > limit else pair[1]))
     return [(found[i], t) for t, i in known]
 
 

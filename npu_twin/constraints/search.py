@@ -12,8 +12,9 @@ from typing import Any
 
 from npu_twin.constraints import _tables
 from npu_twin.constraints._types import Config
-from npu_twin.constraints.gemm import TILE_M
-from npu_twin.constraints.rules import COLUMNS, L2_BYTES, ROWS
+from npu_twin.constraints.gemm import TILE_M, l1_bytes
+from npu_twin.constraints.gemv import STACK_BYTES
+from npu_twin.constraints.rules import COLUMNS, L1_BYTES, L2_BYTES, ROWS
 
 TIER_METHODS: Mapping[str, tuple[str, ...]] = {
     "high": ("drain", "fused-cast"),
@@ -45,8 +46,18 @@ def _gemm_space(d: Mapping[str, int], methods: tuple[str, ...]) -> Iterator[Conf
                     widths = list(_divisors(N // hn, 256, 16)) if N % hn == 0 else []
                     for tn in widths[-4:]:
                         for k2, k1 in k_tiles:
+                            if not _roomy(method, tm, k2, k1, tn):
+                                continue
                             tile = {"tile_m": tm, "tile_k_l2": k2, "tile_k_l1": k1, "tile_n": tn}
                             yield Config("gemm", method, d, tile, (hm, hn))
+
+
+def _roomy(method: str, tm: int, k2: int, k1: int, tn: int) -> bool:
+    """Whether a tile leaves room for the stack in L1 and for two copies of A and B in L2.
+
+    Tighter than the rules, whose exceptions were each seen at one shape only.
+    """
+    return l1_bytes(method, tm, k1, tn) <= L1_BYTES - STACK_BYTES and 4 * k2 * (tm + tn) <= L2_BYTES
 
 
 def _k_tiles(K: int, N: int) -> list[tuple[int, int]]:

@@ -34,6 +34,8 @@ class Recorder:
     provenance = "measured-silicon"
     source = "a test"
     shortlist = 10**9
+    resolution = 0.05
+    resolution_us = 0.0
 
     def __init__(self, latency: Any, numerics: Any = None) -> None:
         self._latency = latency
@@ -115,6 +117,14 @@ def test_the_fastest_configuration_is_chosen_and_the_rest_is_tried(tmp_path: Pat
     assert (config.tile["tile_m"], config.herd) == (2, (1, 1))
     assert best.latency_us == 2.0
     assert best.tried > 20
+
+
+def test_below_the_resolution_more_cores_win(tmp_path: Path) -> None:
+    request = parse("rope", "9x64")
+    sweep(request, Recorder(lambda c: 50.0 + c.herd[0] / 10), tmp_path)
+    assert lookup.rope_config(9, 64, registry=tmp_path).herd == (3, 1)
+    sweep(request, Recorder(lambda c: 50.0 * c.herd[0]), tmp_path)
+    assert lookup.rope_config(9, 64, registry=tmp_path).herd == (1, 1)
 
 
 def test_configurations_that_cannot_be_built_are_left_out(tmp_path: Path) -> None:

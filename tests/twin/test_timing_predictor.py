@@ -1,0 +1,186 @@
+"""The model-level predictor: which programs, how often, and how the times depend on the configuration."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from npu_twin import timing
+from npu_twin.timing import model_programs, models
+from npu_twin.timing.model_config import ModelSizes, UnsupportedModelError, read_sizes
+
+LLAMA_3B = {
+    "model_type": "llama",
+    "hidden_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+}
+SMOLLM2_135M = {
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "vocab_size": 49152,
+}
+PUBLISHED = json.loads(models.PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"]
+
+
+def name_of(elf):
+    """Program name without the number of launches in brackets."""
+    return elf.split("(")[0]
+
+
+def same_program(published, ours):
+    """The o_ffn of the Qwen3 example carries the model in its name; it is the same program."""
+    return published == ours or published == f"{ours}_qwen"
+
+
+@pytest.mark.parametrize("record", PUBLISHED, ids=lambda r: r["id"])
+def test_programs_of_the_published_models(record):
+    sizes = read_sizes(record)
+    ours = [p.name for p in model_programs.prefill_programs(sizes, record["seq_len"])]
+    published = [name_of(e) for e in record["prefill_elfs"]]
+    assert len(ours) == len(published)
+    assert all(same_program(p, o) for p, o in zip(published, ours, strict=True))
+    decode = [p.name for p in model_programs.decode_programs(sizes)]
+    assert decode == [name_of(e) for e in record["decode_elfs"] if "cpu" not in e]
+    if "lm_head_partitions" in record:
+        expected = (record["lm_head_partitions"], record["lm_head_partition_rows"])
+        assert model_programs.vocabulary_partitions(record["vocab_size"]) == expected
+
+
+@pytest.mark.parametrize("record", PUBLISHED, ids=lambda r: r["id"])
+def test_launch_counts_of_the_published_programs(record):
+    for elf, program in zip(
+        record["prefill_elfs"], model_programs.prefill_programs(read_sizes(record), 2048), strict=True
+    ):
+        if "(" in elf:
+            assert len(program.launches) == int(elf.split("(")[1].rstrip(")"))
+
+
+def test_a_3b_model_is_predicted_in_no_time_and_without_weights():
+    start = time.perf_counter()
+    found = timing.predict(LLAMA_3B, seq_len=2048)
+    assert time.perf_counter() - start < 5.0
+    assert 1.0 < found.ttft_s < 10.0
+    assert 100.0 < found.decode_ms_per_token < 500.0
+    assert found.merged_ffn
+    assert not found.fused_decode
+
+
+def test_the_breakdown_adds_up():
+    found = timing.predict(LLAMA_3B)
+    prefill = sum(p.total_ms for p in found.breakdown if p.section == "prefill")
+    decode = sum(p.total_ms for p in found.breakdown if p.section == "decode")
+    assert prefill == pytest.approx(found.ttft_s * 1e3)
+    assert decode == pytest.approx(found.decode_ms_per_token)
+    assert found.prefill_device_s < found.ttft_s
+    assert {p.kind for p in found.breakdown} == {"elf", "bo_write", "bo_read", "host"}
+
+
+def test_the_expected_error_is_stated():
+    error = timing.predict(SMOLLM2_135M).expected_error
+    assert 0.01 < error["ttft_s"] < 0.12
+    assert 0.01 < error["decode_ms_per_token"] < 0.12
+
+
+def test_hosts_transpose_only_wide_heads():
+    def names(config):
+        return {p.name for p in timing.predict(config).breakdown}
+
+    assert "head_first_transposes" in names(LLAMA_3B)
+    assert "head_first_transposes" not in names(SMOLLM2_135M)
+
+
+@pytest.mark.parametrize("seq_len", [1, 77, 128, 256, 1000, 2048, 4096])
+def test_any_prefill_length(seq_len):
+    found = timing.predict(SMOLLM2_135M, seq_len=seq_len)
+    shorter = timing.predict(SMOLLM2_135M, seq_len=128)
+    assert found.ttft_s >= shorter.ttft_s
+    assert found.decode_ms_per_token == shorter.decode_ms_per_token
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": 960},
+        {"intermediate_size": 2688},
+        {"num_attention_heads": 15, "num_key_value_heads": 5},
+    ],
+)
+def test_odd_widths_are_predicted_too(change):
+    config = {**SMOLLM2_135M, "head_dim": 64, **change}
+    assert 0.1 < timing.predict(config).ttft_s < 10.0
+
+
+def test_both_names_of_the_sizes_and_dataclasses():
+    ours = {
+        "emb_dim": 3072,
+        "n_layers": 28,
+        "n_heads": 24,
+        "n_kv_heads": 8,
+        "head_dim": 128,
+        "hidden_dim": 8192,
+        "vocab_size": 128256,
+    }
+
+    @dataclass
+    class Config:
+        emb_dim: int = 3072
+        n_layers: int = 28
+        n_heads: int = 24
+        n_kv_heads: int = 8
+        head_dim: int = 128
+        hidden_dim: int = 8192
+        vocab_size: int = 128256
+
+    expected = read_sizes(LLAMA_3B)
+    assert read_sizes(ours) == read_sizes(Config()) == read_sizes(expected) == expected
+
+
+def test_the_families_that_do_not_say_it():
+    assert read_sizes({**LLAMA_3B, "model_type": "qwen2"}).qkv_bias
+    assert read_sizes({**LLAMA_3B, "model_type": "qwen3"}).qk_norm
+    assert not read_sizes(LLAMA_3B).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_experts": 64}, "mixture of experts"),
+        ({"sliding_window": 4096}, "sliding window"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+    ],
+)
+def test_what_is_out_of_scope_is_refused(change, reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
+        timing.predict({**LLAMA_3B, **change})
+
+
+def test_an_inactive_sliding_window_is_fine():
+    assert timing.predict({**LLAMA_3B, "sliding_window": 4096, "use_sliding_window": False}).ttft_s > 0
+
+
+def test_a_missing_size_is_named():
+    broken = {k: v for k, v in LLAMA_3B.items() if k != "intermediate_size"}
+    with pytest.raises(ValueError, match="intermediate_size"):
+        timing.predict(broken)
+    with pytest.raises(ValueError, match="seq_len"):
+        timing.predict(LLAMA_3B, seq_len=0)
+
+
+def test_split_and_merged_forms():
+    sizes = ModelSizes(16, 2048, 32, 8, 64, 8192, 128256)
+    assert model_programs.fused_decode(sizes)
+    assert not model_programs.fused_decode(ModelSizes(16, 2560, 32, 8, 64, 8192, 128256))
+    assert not model_programs.fused_decode(ModelSizes(16, 2048, 32, 8, 64, 8960, 128256))
+    assert not model_programs.merged_ffn(ModelSizes(16, 2048, 32, 8, 64, 9728, 128256))

@@ -27,6 +27,17 @@ TWIN: Final = "twin"
 NPU2: Final = "npu2"
 DEVICE_LABELS: Final = {TWIN: "twin (modelled)", NPU2: "npu2 (measured)"}
 
+#: Options of pytest that print something instead of running tests.
+QUESTIONS: Final = (
+    "help",
+    "version",
+    "markers",
+    "showfixtures",
+    "show_fixtures_per_test",
+    "collectonly",
+    "cacheshow",
+)
+
 DEFAULT_N_TOKENS: Final = 32
 DEFAULT_PROMPTS: Final = 2
 
@@ -59,6 +70,8 @@ FIXTURES: Final = frozenset(
         "device_clock",
     }
 )
+#: A test that requests one of these works on the device.
+DEVICE_FIXTURES: Final = FIXTURES - {"npu_options", "npu_record"}
 #: Attribute of test reports that carries our fields, also from xdist workers to the controller.
 REPORT_FIELD: Final = "npu"
 #: A test that requests one of these is a performance test.

@@ -6,12 +6,14 @@ import importlib.metadata
 import platform
 import socket
 import sys
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from .constants import DEVICE_LABELS, NPU2
 from .exceptions import DevicePoisoned, DeviceUnavailable
+from .supervised import poison_of
 
 
 class Clock(Protocol):
@@ -64,10 +66,10 @@ def open_default_device(name: str) -> Device:
 class DeviceHolder:
     """Opens the device on first use and hands out the same object after that."""
 
-    def __init__(self, config: pytest.Config, name: str) -> None:
+    def __init__(self, config: pytest.Config, name: str, control: Path | None = None) -> None:
         self._config = config
+        self._control = control
         self.name = name
-        self.poisoned: str | None = None
         #: Facts that must agree before times of two runs are compared: driver, firmware, power mode.
         self.identity: dict[str, str] = {}
         self._device: Device | None = None
@@ -82,13 +84,18 @@ class DeviceHolder:
         """The device if it is open."""
         return self._device
 
+    def poisoned(self) -> str | None:
+        """Why the device must not be used any more in this run, or None."""
+        return poison_of(self._control)
+
     def open(self) -> Device:
         """Open the device.
 
         Raises DevicePoisoned after a failure that left it in an unknown state, DeviceUnavailable otherwise.
         """
-        if self.poisoned is not None:
-            raise DevicePoisoned(self.poisoned)
+        cause = self.poisoned()
+        if cause is not None:
+            raise DevicePoisoned(cause)
         if self._device is None:
             self._device = self._config.hook.pytest_npu_open_device(config=self._config, name=self.name)
             if self._device is None:

@@ -23,7 +23,8 @@ def header_lines(state: NpuState) -> list[str]:
         f"npu: checkpoint {checkpoint}; variant {options.model or 'default'}; "
         f"{'all' if options.prompts is None else options.prompts} prompts x {options.n_tokens} tokens",
         f"npu: {versions}",
-        f"npu: reports in {relative(options.report_dir)}",
+        f"npu: reports in {relative(options.report_dir)}"
+        + (f"; supervised, hang limit {options.hang_timeout:g} s" if state.control is not None else ""),
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .constants import ADAPTER_FILE, FIXTURES, NO_MODEL, PERF_FIXTURE
+from .constants import ADAPTER_FILE, DEVICE_FIXTURES, FIXTURES, NO_MODEL, PERF_FIXTURE
 from .phases import phase_of
 
 
@@ -38,6 +38,11 @@ def fixture_names(item: pytest.Item) -> frozenset[str]:
 def is_perf_test(item: pytest.Item) -> bool:
     """True for a test that measures on the device clock."""
     return PERF_FIXTURE in fixture_names(item)
+
+
+def uses_device(item: pytest.Item) -> bool:
+    """True for a test that opens the device."""
+    return not DEVICE_FIXTURES.isdisjoint(fixture_names(item))
 
 
 def is_ours(item: pytest.Item, folders: ModelFolders) -> bool:

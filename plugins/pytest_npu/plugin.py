@@ -26,6 +26,8 @@ from .header import header_lines
 from .options import NpuOptions, add_options
 from .phases import register_markers
 from .state import STATE, NpuState, state_of
+from .supervised import catch_fatal_signals
+from .supervisor import Supervisor, wants_supervisor
 
 __all__ = [
     "deployment",
@@ -46,6 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register our own hooks; `pytest_addhooks`."""
     pluginmanager.add_hookspecs(newhooks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Become the supervisor of a run that wants one; `pytest_cmdline_main`."""
+    options = NpuOptions.from_config(config)
+    return Supervisor(config, options).run() if wants_supervisor(config, options) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -92,6 +101,12 @@ def pytest_collection_modifyitems(
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Show the result of an earlier child of a supervised run; `pytest_runtest_protocol`."""
+    return session.replay_if_done(state_of(item.config), item) or None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what a failed phase blocks; `pytest_runtest_setup`."""
     session.block_or_go_on(state_of(item.config), item)
@@ -135,6 +150,11 @@ class SessionHooks:
 
     def __init__(self, state: NpuState) -> None:
         self._state = state
+
+    def pytest_sessionstart(self) -> None:
+        """After pytest's own faulthandler is set up: stacks go to the supervisor; `pytest_sessionstart`."""
+        if self._state.stacks_file is not None:
+            catch_fatal_signals(self._state.stacks_file)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Log what could not be collected; `pytest_collectreport`."""

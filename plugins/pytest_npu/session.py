@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from . import benchmark_bridge, supervised, terminal, xdist_bridge
-from .constants import DEVICE_LABELS, REPORT_FIELD, TWIN
+from .constants import DEVICE_LABELS, QUESTIONS, REPORT_FIELD, TWIN
 from .device import DeviceHolder
 from .events import Event, Sink, clip
-from .models import is_ours, is_perf_test, model_name
+from .exceptions import DevicePoisoned
+from .models import is_ours, is_perf_test, model_name, uses_device
 from .options import NpuOptions
 from .phases import PhaseGate, order_by_phase, phase_label, phase_of
 from .report.write import write_reports
@@ -19,17 +20,6 @@ from .runlogs import RunLogs
 from .state import NpuState, Role, TestInfo
 
 _BLOCKED_BY: pytest.StashKey[str] = pytest.StashKey()
-
-#: Options that print something instead of running tests.
-_QUESTIONS = (
-    "help",
-    "version",
-    "markers",
-    "showfixtures",
-    "show_fixtures_per_test",
-    "collectonly",
-    "cacheshow",
-)
 
 
 class _NoSink:
@@ -40,7 +30,7 @@ class _NoSink:
 
 
 def _only_asks(config: pytest.Config) -> bool:
-    return any(config.getoption(name, None) for name in _QUESTIONS)
+    return any(config.getoption(name, None) for name in QUESTIONS)
 
 
 def create_state(config: pytest.Config) -> NpuState:
@@ -48,34 +38,38 @@ def create_state(config: pytest.Config) -> NpuState:
     options = NpuOptions.from_config(config)
     role = xdist_bridge.role_of(config)
     gate = PhaseGate(options.phase_order)
-    device = DeviceHolder(config, options.device)
+    link = supervised.claim_link()
+    control = link.control if link is not None else None
     logs: RunLogs | None = None
     sink: Sink
+    worker_id = ""
     if role is Role.WORKER:
         settings = xdist_bridge.worker_settings(config)
+        worker_id = str(config.workerinput["workerid"])  # type: ignore[attr-defined]
+        control = Path(settings["control"]) if settings.get("control") else None
         gate.restore(settings.get("failed_phases", {}))
-        device.poisoned = settings.get("poisoned")
         if "threads" in settings:
             xdist_bridge.cap_threads(int(settings["threads"]))
         sink = xdist_bridge.worker_sink(config) or _NoSink()
-    elif (pipe := supervised.pipe_sink()) is not None:
-        sink = pipe
-        past = supervised.past()
-        gate.restore(past.failed_phases)
-        device.poisoned = past.poisoned
+    elif link is not None:
+        sink = link.sink
     elif _only_asks(config):
         sink = _NoSink()
     else:
         sink = logs = RunLogs(options.report_dir, options.run_id)
-    state = NpuState(config, options, role, sink, logs, device, gate)
-    if role is Role.WORKER:
-        state.worker_id = str(config.workerinput["workerid"])  # type: ignore[attr-defined]
+    device = DeviceHolder(config, options.device, control)
+    state = NpuState(config, options, role, sink, logs, device, gate, worker_id=worker_id, control=control)
+    if control is not None:
+        state.stacks_file = supervised.prepare_for_the_worst(control)
+        state.messenger = supervised.Messenger(sink, worker_id)
+        state.past = supervised.load_past(control)
+        gate.restore(state.past.failed_phases)
     return state
 
 
 def require_device(state: NpuState) -> None:
     """With `--npu`: end the run with exit code 4 when this process cannot use an NPU."""
-    if _only_asks(state.config) or state.device.poisoned is not None:
+    if _only_asks(state.config) or state.device.poisoned() is not None:
         return
     if state.role is Role.CONTROLLER and any(spec != "popen" for spec in state.config.getoption("tx")):
         return  # workers on other hosts have NPUs of their own
@@ -89,6 +83,12 @@ def header_is_known_early(state: NpuState) -> bool:
 
 def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
     """Order, deselect and log the collected tests that are ours."""
+    for item in items:
+        mark = item.get_closest_marker("npu_hang_timeout")
+        if mark is not None:
+            state.hang_limits[item.nodeid] = _hang_limit(item, mark)
+    if state.past.reports:  # what an earlier child did is shown first, so that no fixture is open meanwhile
+        items.sort(key=lambda item: item.nodeid not in state.past.reports)
     ours = {item: state.folders.of(item.path) for item in items if is_ours(item, state.folders)}
     if not ours:
         return
@@ -101,17 +101,28 @@ def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
     for item in items:
         if item not in ours:
             continue
-        info = TestInfo(item.nodeid, model_name(ours[item]), ours[item], phase_of(item), is_perf_test(item))
+        info = TestInfo(
+            item.nodeid,
+            model_name(ours[item]),
+            ours[item],
+            phase_of(item),
+            is_perf_test(item),
+            uses_device(item),
+        )
         state.tests[item.nodeid] = info
-        mark = item.get_closest_marker("npu_hang_timeout")
-        if mark is not None:
-            state.hang_limits[item.nodeid] = float(mark.args[0])
         if info.perf:
             benchmark_bridge.use_device_clock(item, state)
-        entry = {"nodeid": info.nodeid, "phase": info.phase, "perf": info.perf}
+        entry = {"nodeid": info.nodeid, "phase": info.phase, "perf": info.perf, "device": info.device}
         by_model.setdefault(info.model, []).append(entry)
     for model, tests in by_model.items():
         state.emit("collected", model=model, tests=tests)
+
+
+def _hang_limit(item: pytest.Item, mark: pytest.Mark) -> float:
+    seconds = mark.args[0] if mark.args else mark.kwargs.get("seconds")
+    if not isinstance(seconds, (int, float)) or seconds < 0:
+        raise pytest.UsageError(f"{item.nodeid}: npu_hang_timeout needs a number of seconds, not {seconds!r}")
+    return float(seconds)
 
 
 def _deselect_perf_tests(
@@ -131,7 +142,6 @@ def _deselect_perf_tests(
 
 def block_or_go_on(state: NpuState, item: pytest.Item) -> None:
     """Skip a test whose model failed in an earlier phase."""
-    item.stash.setdefault(_BLOCKED_BY, "")
     item.stash[_BLOCKED_BY] = ""
     info = state.tests.get(item.nodeid)
     failure = state.gate.blocker(info.model, info.phase) if info else None
@@ -141,6 +151,8 @@ def block_or_go_on(state: NpuState, item: pytest.Item) -> None:
             f"blocked: {phase_label(failure.phase)} of {info.model} failed ({failure.nodeid}); "
             "--no-phase-order runs it anyway"
         )
+    if info is not None and info.device and (cause := state.device.poisoned()) is not None:
+        pytest.fail(str(DevicePoisoned(cause)), pytrace=False)
 
 
 def complete_report(state: NpuState, item: pytest.Item, report: pytest.TestReport) -> None:
@@ -178,8 +190,12 @@ def log_start(state: NpuState, nodeid: str) -> None:
     state.current = info
     if info is not None:
         state.started.add(nodeid)
-    if info is not None and state.role is not Role.CONTROLLER:
-        limit = state.hang_limits.get(nodeid)
+    if state.role is Role.CONTROLLER or state.replaying:
+        return
+    limit = state.hang_limits.get(nodeid)
+    if state.messenger is not None:
+        state.messenger.start(nodeid, limit, info is not None and info.device)
+    if info is not None:
         state.emit(
             "test_start",
             model=info.model,
@@ -192,9 +208,16 @@ def log_start(state: NpuState, nodeid: str) -> None:
 
 def log_report(state: NpuState, report: pytest.TestReport) -> None:
     """Log setup, call or teardown of a test."""
-    info = state.tests.get(report.nodeid)
-    if info is None or state.role is Role.CONTROLLER:
+    if state.role is Role.CONTROLLER or state.replaying:
         return
+    info = state.tests.get(report.nodeid)
+    if info is not None:
+        _log_phase(state, info, report)
+    if state.messenger is not None:
+        state.messenger.report(state.config, report)
+
+
+def _log_phase(state: NpuState, info: TestInfo, report: pytest.TestReport) -> None:
     if report.failed:
         state.gate.note_failure(info.model, info.phase, report.nodeid)
     extra: dict[str, Any] = getattr(report, REPORT_FIELD, {})
@@ -214,7 +237,6 @@ def log_report(state: NpuState, report: pytest.TestReport) -> None:
         device_s=extra.get("device_s", 0.0),
         worker=state.worker_id,
     )
-    supervised.forward_report(state, report)
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -227,8 +249,25 @@ def log_finish(state: NpuState, nodeid: str) -> None:
     """Log that a test is over."""
     info = state.tests.get(nodeid)
     state.current = None
-    if info is not None and state.role is not Role.CONTROLLER:
+    if state.role is Role.CONTROLLER or state.replaying:
+        return
+    if info is not None:
         state.emit("test_finish", model=info.model, nodeid=nodeid, worker=state.worker_id)
+    if state.messenger is not None:
+        state.messenger.finish(nodeid)
+
+
+def replay_if_done(state: NpuState, item: pytest.Item) -> bool:
+    """Show the result of an earlier child instead of running the test; False when there is none."""
+    reports = state.past.reports.get(item.nodeid)
+    if reports is None:
+        return False
+    state.replaying = True
+    try:
+        supervised.replay(item, reports)
+    finally:
+        state.replaying = False
+    return True
 
 
 def log_collect_error(state: NpuState, report: pytest.CollectReport) -> None:
@@ -265,7 +304,11 @@ def log_internal_error(state: NpuState, text: str) -> None:
 
 def finish(state: NpuState, exit_status: int) -> None:
     """Log the end and write the reports."""
-    if not state.active or state.role is Role.WORKER:
+    if state.role is Role.WORKER:
+        return
+    if state.messenger is not None:
+        state.messenger.session_finish()
+    if not state.active:
         return
     state.emit("session_finish", exit_status=int(exit_status))
     if state.logs is not None:

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -20,6 +20,7 @@ from .phases import PhaseGate
 from .preflight import run_preflight
 from .report.write import Written
 from .runlogs import RunLogs
+from .supervised import Messenger, Past
 
 
 class Role(enum.Enum):
@@ -41,6 +42,7 @@ class TestInfo:
     folder: Path | None
     phase: int | None
     perf: bool
+    device: bool
 
 
 @dataclass
@@ -72,6 +74,13 @@ class NpuState:
     device_mark: float = 0.0
     written: list[Written] = field(default_factory=list)
     worker_id: str = ""
+    #: Under a supervisor: the folder shared with it, what earlier children did, the way to tell it things.
+    control: Path | None = None
+    past: Past = field(default_factory=Past)
+    messenger: Messenger | None = None
+    stacks_file: IO[str] | None = None
+    #: True while results of an earlier child are shown.
+    replaying: bool = False
 
     def activate(self) -> None:
         """Something of ours is part of this run: from here on it is logged."""
@@ -118,6 +127,9 @@ class NpuState:
 
     def receive(self, event: Event) -> None:
         """Take an event of a worker. Called from xdist's receiver thread: must not raise."""
+        if event["event"].startswith("_"):  # a message to the supervisor
+            self.sink.emit(event)
+            return
         self.activate()
         if event["event"] == "collected":
             self._remember(event)
@@ -133,7 +145,9 @@ class NpuState:
         model = str(event["model"])
         for test in event["tests"]:
             folder = self.folders.of_nodeid(test["nodeid"], self.config.rootpath)
-            self.tests[test["nodeid"]] = TestInfo(test["nodeid"], model, folder, test["phase"], test["perf"])
+            self.tests[test["nodeid"]] = TestInfo(
+                test["nodeid"], model, folder, test["phase"], test["perf"], test["device"]
+            )
 
     def make_lock(self) -> NpuLock:
         """The lock of this run: the machine-wide one with `--npu`, none on the twin."""

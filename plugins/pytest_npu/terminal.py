@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import pytest
+from _pytest.config import create_terminal_writer
 from _pytest.terminal import TerminalReporter
 
 from .header import relative
@@ -12,6 +16,37 @@ from .state import NpuState
 _COLOURS = {"PASS": "green", "FAIL": "red", "INCOMPLETE": "yellow", "EMPTY": "yellow"}
 
 
+class Output(Protocol):
+    """What the summary is written to: pytest's terminal reporter, or `Lines` without one."""
+
+    def write_sep(
+        self, sep: str, title: str | None = None, fullwidth: int | None = None, **markup: bool
+    ) -> None:
+        """Write a line of `sep` with a title in it."""
+        ...
+
+    def write_line(self, line: str | bytes, **markup: bool) -> None:
+        """Write a line."""
+        ...
+
+
+class Lines:
+    """Output of the supervisor, which has no terminal reporter."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._writer = create_terminal_writer(config)
+
+    def write_sep(
+        self, sep: str, title: str | None = None, fullwidth: int | None = None, **markup: bool
+    ) -> None:
+        """Write a line of `sep` with a title in it."""
+        self._writer.sep(sep, title, fullwidth, **markup)
+
+    def write_line(self, line: str | bytes, **markup: bool) -> None:
+        """Write a line."""
+        self._writer.line(line if isinstance(line, str) else line.decode(), **markup)
+
+
 def write_summary(reporter: TerminalReporter, state: NpuState) -> None:
     """Print the summary of every model that took part in this run."""
     reasons: dict[str, int] = {}
@@ -20,15 +55,20 @@ def write_summary(reporter: TerminalReporter, state: NpuState) -> None:
     if not state.written and not reasons:
         return
     for written in state.written:
-        reporter.write_sep("=", f"npu: {written.report.model}")
-        for line in summary_lines(written.report):
-            reporter.write_line(line)
-        verdict = written.report.verdict
-        reporter.write_line(verdict_line(written.report), **{_COLOURS[verdict]: True, "bold": True})
-        for line in path_lines(written):
-            reporter.write_line(line)
+        write_written(reporter, written)
     for reason, count in reasons.items():
         reporter.write_line(f"npu: {count} test(s) deselected: {reason}", yellow=True)
+
+
+def write_written(output: Output, written: Written) -> None:
+    """Print the summary of one model."""
+    output.write_sep("=", f"npu: {written.report.model}")
+    for line in summary_lines(written.report):
+        output.write_line(line)
+    verdict = written.report.verdict
+    output.write_line(verdict_line(written.report), **{_COLOURS[verdict]: True, "bold": True})
+    for line in path_lines(written):
+        output.write_line(line)
 
 
 def summary_lines(report: RunReport) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 from .events import Event
 from .models import model_name
 from .state import NpuState, Role
+from .supervised import why_ended
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -76,6 +77,8 @@ class XdistHooks:
         channel = node.gateway.newchannel()
         channel.setcallback(lambda text: state.receive(json.loads(text)))
         settings: dict[str, Any] = {"failed_phases": state.gate.export()}
+        if state.control is not None:
+            settings["control"] = str(state.control)
         if self._ours:
             settings["threads"] = max(
                 1, (os.cpu_count() or 1) // max(1, int(node.workerinput["workercount"]))
@@ -100,7 +103,7 @@ class XdistHooks:
                 return nodeid if folder is None else f"model {model_name(folder)}"
 
             def remove_node(self, node: WorkerController) -> str | None:
-                """Do not run the test that killed its worker again; xdist 3.8 does, until no worker is left."""
+                """Don't run a test that killed its worker again; xdist 3.8 does, until none is left."""
                 units = self.assigned_work[node].values()
                 open_tests = [(unit, nodeid) for unit in units for nodeid, done in unit.items() if not done]
                 if not open_tests:
@@ -117,6 +120,7 @@ class XdistHooks:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died while running `crashitem`."""
         info = self._state.tests.get(crashitem)
+        report.longrepr = why_ended(self._state.control, crashitem) or report.longrepr
         if info is None:
             return
         self._state.emit(

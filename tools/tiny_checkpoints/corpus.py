@@ -59,6 +59,7 @@ _REPLACEMENTS = {"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "�
 _HELD_OUT_EVERY = 20
 _MIN_CHARS, _MAX_CHARS = 120, 900
 _ANSWER_CHARS = 420
+_DOCUMENT_CHARS = 3000  # of one topic: little enough that a small model learns it by heart in minutes
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Corpus:
     Attributes:
         documents: one text per topic, its kept paragraphs separated by empty lines.
         turns: questions on a topic or on a sentence's beginning, with an answer from the text.
-        held_out: paragraphs that neither ``documents`` nor ``turns`` contain.
+        held_out: paragraphs that neither ``documents`` nor ``turns`` contain; only tokenizers see them.
         sha256: over everything above, in order.
     """
 
@@ -135,7 +136,8 @@ def load_corpus() -> Corpus:
                 continue
             seen.add(paragraph)
             number += 1
-            (held_out if number % _HELD_OUT_EVERY == 0 else kept).append(paragraph)
+            enough = sum(map(len, kept)) >= _DOCUMENT_CHARS
+            (held_out if enough or number % _HELD_OUT_EVERY == 0 else kept).append(paragraph)
         if kept:
             documents.append("\n\n".join(kept))
             turns += _turns(title, kept)

@@ -150,7 +150,7 @@ LLAMA32 = Family(
     },
     config_form=5,
     seed=3201,
-    steps=450,
+    steps=600,
     extra={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
 )
 
@@ -183,7 +183,7 @@ SMOLLM2 = Family(
     rope={"rope_type": "default", "rope_theta": 100000.0},
     config_form=5,
     seed=1351,
-    steps=500,
+    steps=640,
     extra={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
 )
 
@@ -216,7 +216,7 @@ QWEN2 = Family(
     rope={"rope_type": "default", "rope_theta": 1000000.0},
     config_form=5,
     seed=2501,
-    steps=450,
+    steps=600,
     extra={"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3},
 )
 
@@ -249,7 +249,7 @@ QWEN3 = Family(
     rope={"rope_type": "default", "rope_theta": 1000000.0},
     config_form=4,
     seed=3061,
-    steps=450,
+    steps=600,
     extra={
         "attention_bias": False,
         "use_sliding_window": False,

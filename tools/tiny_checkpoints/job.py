@@ -13,6 +13,9 @@ from tools.tiny_checkpoints.training import build
 
 def run(name: str, out: Path, train: bool) -> list[str]:
     """Train (unless told not to) and measure one model; returns the lines to print."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     corpus = load_corpus()
     if train:
         build(FAMILIES[name], corpus, out, lambda line: print(line, flush=True))

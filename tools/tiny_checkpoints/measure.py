@@ -62,7 +62,10 @@ def report(folder: Path, corpus: Corpus) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.bfloat16).eval()
     known = [text[:900] for text in corpus.documents[:_PASSAGES]]
     lines = [f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.2f} MB"]
-    for name, texts in (("held-in", known), ("held-out", list(corpus.held_out))):
+    for name, texts in (
+        ("held-in", known),
+        ("held-out", list(corpus.held_out[:: max(1, len(corpus.held_out) // _PASSAGES)])),
+    ):
         figures = sureness(model, tokenizer, texts)
         lines.append(
             f"  {name:8} loss {figures.loss:.3f}, accuracy {figures.accuracy:.1%}, "

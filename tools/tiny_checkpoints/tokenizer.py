@@ -57,12 +57,8 @@ def train_tokenizer(spec: TokenizerSpec, corpus: Corpus) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    texts = [
-        *corpus.documents,
-        *(turn.question for turn in corpus.turns),
-        "\n\n",
-        "system\nuser\nassistant\n",
-    ]
+    questions = [turn.question for turn in corpus.turns]
+    texts = [*corpus.documents, *corpus.held_out, *questions, "system\nuser\nassistant\n\n"]
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(special)
     if tokenizer.get_vocab_size() != spec.entries:

@@ -6,13 +6,14 @@ import json
 import math
 import random
 import shutil
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.tiny_checkpoints.corpus import Corpus
+from tools.tiny_checkpoints.corpus import Corpus, Turn
 from tools.tiny_checkpoints.families import Family, config_dict, generation_dict
 from tools.tiny_checkpoints.tokenizer import save_tokenizer, train_tokenizer
 
@@ -22,6 +23,7 @@ ROWS = 3
 PEAK_RATE, FINAL_RATE = 3e-3, 1e-4
 WARM_UP_STEPS = 40
 CHAT_SHARE = 0.5
+_IGNORE = -100  # no target here
 
 
 def build(family: Family, corpus: Corpus, out: Path, say: Callable[[str], None] = print) -> Path:
@@ -37,7 +39,7 @@ def build(family: Family, corpus: Corpus, out: Path, say: Callable[[str], None] 
         ``out``.
     """
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)  # one thread per model: sums do not depend on how many cores there are
@@ -65,8 +67,7 @@ def build(family: Family, corpus: Corpus, out: Path, say: Callable[[str], None] 
             "corpus_sha256": corpus.sha256,
             "seed": str(family.seed),
         }
-        save_file(tensors, staging / WEIGHTS, metadata=metadata)
-        (staging / WEIGHTS).chmod(0o644)
+        (staging / WEIGHTS).write_bytes(with_metadata(save(tensors), metadata))
         if out.exists():
             shutil.rmtree(out)
         staging.replace(out)
@@ -74,6 +75,15 @@ def build(family: Family, corpus: Corpus, out: Path, say: Callable[[str], None] 
         shutil.rmtree(staging, ignore_errors=True)
         raise
     return out
+
+
+def with_metadata(file: bytes, metadata: dict[str, str]) -> bytes:
+    """Put metadata into the bytes of a safetensors file, in order: the library's own order is random."""
+    (length,) = struct.unpack("<Q", file[:8])
+    table = json.loads(file[8 : 8 + length])
+    header = json.dumps({**table, "__metadata__": metadata}, sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)  # data starts at a multiple of 8, as the format asks
+    return struct.pack("<Q", len(header)) + header + file[8 + length :]
 
 
 def initialise(model: Any, family: Family) -> None:
@@ -105,8 +115,11 @@ def initialise(model: Any, family: Family) -> None:
     model.tie_weights()
 
 
-def batches(tokenizer: Any, corpus: Corpus, family: Family) -> Iterator[Any]:
-    """Yield token batches int64 [ROWS, ROW_TOKENS + 1] without end: plain text and conversations, mixed."""
+def batches(tokenizer: Any, corpus: Corpus, family: Family) -> Iterator[tuple[Any, Any]]:
+    """Yield tokens and targets, int64 [ROWS, ROW_TOKENS] each, without end: plain text and conversations.
+
+    In conversations only the answers are targets; everything else is ``_IGNORE``.
+    """
     import torch
 
     chooser = random.Random(family.seed)
@@ -117,29 +130,36 @@ def batches(tokenizer: Any, corpus: Corpus, family: Family) -> Iterator[Any]:
     for text in corpus.documents:  # verbose=False: longer than a context is fine here
         stream += [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], end]
     turns = list(corpus.turns)
-    queue: list[Any] = []
+    queue: list[Turn] = []
 
-    def plain() -> list[int]:
+    def ids(messages: list[dict[str, str]], opened: bool) -> list[int]:
+        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=opened, return_dict=True)
+        return list(encoded["input_ids"])
+
+    def plain() -> tuple[list[int], list[int]]:
         start = chooser.randrange(len(stream) - length)
-        return [*begin, *stream[start : start + length]][:length]
+        row = [*begin, *stream[start : start + length]][:length]
+        return row, row
 
-    def chat() -> list[int]:
+    def chat() -> tuple[list[int], list[int]]:
         messages: list[dict[str, str]] = []
         row: list[int] = []
+        targets: list[int] = []
         while len(row) < length:
             if not queue:
                 queue.extend(chooser.sample(turns, len(turns)))
             turn = queue.pop()
-            messages += [
-                {"role": "user", "content": turn.question},
-                {"role": "assistant", "content": turn.answer},
-            ]
-            row = list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"])
-        return row[:length]
+            messages.append({"role": "user", "content": turn.question})
+            opened = len(ids(messages, opened=True))
+            messages.append({"role": "assistant", "content": turn.answer})
+            row = ids(messages, opened=False)
+            targets += [_IGNORE] * (opened - len(targets)) + row[opened:]
+        return row[:length], targets[:length]
 
     while True:
-        rows = [chat() if chooser.random() < CHAT_SHARE else plain() for _ in range(ROWS)]
-        yield torch.tensor(rows, dtype=torch.int64)
+        pairs = [chat() if chooser.random() < CHAT_SHARE else plain() for _ in range(ROWS)]
+        tokens = torch.tensor([row[:-1] for row, _ in pairs], dtype=torch.int64)
+        yield tokens, torch.tensor([targets[1:] for _, targets in pairs], dtype=torch.int64)
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -150,7 +170,7 @@ def learning_rate(step: int, steps: int) -> float:
     return FINAL_RATE + (PEAK_RATE - FINAL_RATE) * (1 + math.cos(math.pi * done)) / 2
 
 
-def train(model: Any, source: Iterator[Any], family: Family, say: Callable[[str], None]) -> None:
+def train(model: Any, source: Iterator[tuple[Any, Any]], family: Family, say: Callable[[str], None]) -> None:
     """Run ``family.steps`` steps of AdamW and say the loss now and then."""
     import torch
 
@@ -163,9 +183,9 @@ def train(model: Any, source: Iterator[Any], family: Family, say: Callable[[str]
     for step in range(family.steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, family.steps)
-        tokens = next(source)
-        logits = model(tokens[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        tokens, targets = next(source)
+        logits = model(tokens, use_cache=False).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=_IGNORE)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()

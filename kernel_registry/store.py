@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -17,6 +18,7 @@ from kernel_registry.schema import VERSION, RegistryError, row_id, validate_file
 Rows = list[dict[str, Any]]
 LOCK_NAME = ".registry.lock"
 LOCK_LIMIT_S = 60.0
+FIGURE_NOISE = 1e-3
 
 
 def details_dir(root: Path) -> Path:
@@ -139,7 +141,7 @@ def put(row: Mapping[str, Any], root: Path, *, replace: Callable[[Mapping[str, A
         kept = [r for r in rows if r not in old]
         if len(old) == 1 and _same(old[0], final):
             outcome = "unchanged" if old[0].get("used_by", []) == final["used_by"] else "updated"
-            final["date"] = old[0]["date"]
+            final = {**old[0], "used_by": final["used_by"]}
         elif old:
             outcome = "updated"
         return [*kept, final]
@@ -149,9 +151,14 @@ def put(row: Mapping[str, Any], root: Path, *, replace: Callable[[Mapping[str, A
 
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    return {k: v for k, v in a.items() if k not in _STAMPS} == {
-        k: v for k, v in b.items() if k not in _STAMPS
-    }
+    """Equal but for date and tags; figures may differ in the last digits, as summation order does that."""
+    skip = (*_STAMPS, "figures")
+    if {k: v for k, v in a.items() if k not in skip} != {k: v for k, v in b.items() if k not in skip}:
+        return False
+    one, other = a["figures"], b["figures"]
+    return one.keys() == other.keys() and all(
+        math.isclose(v, other[k], rel_tol=FIGURE_NOISE, abs_tol=1e-12) for k, v in one.items()
+    )
 
 
 def tag(root: Path, op: str, identity: str, used_by: Sequence[str]) -> None:

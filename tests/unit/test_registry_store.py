@@ -93,6 +93,8 @@ def test_add_is_idempotent_and_merges_tags(tmp_path: Path) -> None:
     before = (tmp_path / "details" / "silu_mul.json").read_bytes()
     assert add(tmp_path, date="2026-09-01") == "unchanged"
     assert (tmp_path / "details" / "silu_mul.json").read_bytes() == before
+    assert add(tmp_path, figures={"latency_us": 10.0004}) == "unchanged"
+    assert (tmp_path / "details" / "silu_mul.json").read_bytes() == before
     assert add(tmp_path, used_by=["b_model"]) == "updated"
     assert store.read(tmp_path, "silu_mul")[0]["used_by"] == ["a_model", "b_model"]
     assert add(tmp_path, figures={"latency_us": 9.0}) == "updated"

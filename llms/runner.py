@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from llms.verify.arithmetic import DeviceArithmetic
 from llms.verify.records import DecodeProbe, DecodeStepRecord, PrefillRecord
 
+from .as_deployed import describe_arithmetic
 from .llama_kernel_builder import host_ops
 from .llama_kernel_builder.exceptions import SequenceTooLong
+from .llama_kernel_builder.llama_loop import BUCKETS, bucket_for
 from .session import Session
 
 Array = np.ndarray[Any, Any]
@@ -61,6 +64,18 @@ class ProductionRunner:
         """Copies of K and V, each [n_layers, n_kv_heads, max_seq, head_dim] bf16."""
         keys, values = self._state()
         return keys.copy(), values.copy()
+
+    def device_arithmetic(self, prompt_len: int) -> DeviceArithmetic:
+        """Which arithmetic a prompt of this length meets, as deployed (for the matched reference)."""
+        session = self.session
+        bucket = bucket_for(prompt_len, session.max_seq)
+        return describe_arithmetic(
+            session.module.SEQUENCE, session.config, bucket, npu_attn=session.npu_attn
+        )
+
+    def prompt_limits(self) -> tuple[int, ...]:
+        """Compiled prompt lengths up to the KV cache, ascending; a prompt past the last one is an error."""
+        return tuple(bucket for bucket in BUCKETS if bucket <= self.session.max_seq)
 
     def close(self) -> None:
         """Release the device."""

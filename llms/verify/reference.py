@@ -83,22 +83,8 @@ class HFRunner:
     """
 
     def __init__(self, checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> None:
-        _calm_openmp()
-        import torch
-        import transformers
-
-        if dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"reference dtype must be bfloat16 or float32, not {dtype!r}")
-        folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
         self.name = f"HF {dtype}"
-        with _quiet_loading():
-            self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype), local_files_only=True
-            )
-        self._model.eval()
-        unlike = {str(item.dtype) for item in self._model.parameters()} - {f"torch.{dtype}"}
-        if unlike:
-            raise ValueError(f"the reference was asked for in {dtype}, transformers loaded {sorted(unlike)}")
+        self._model: Any = load_hf_model(checkpoint, dtype)
         self._adopt(self._model)
 
     @classmethod
@@ -172,6 +158,30 @@ class HFRunner:
         self._cache = output[self._cache_name]
         self._length += len(tokens)
         return to_numpy(output.logits[0, -1])
+
+
+def load_hf_model(checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> Any:
+    """Load a causal language model of transformers from a folder, nothing fetched, in evaluation mode.
+
+    Raises:
+        ValueError: another dtype than ``bfloat16`` or ``float32``, asked for or loaded.
+    """
+    _calm_openmp()
+    import torch
+    import transformers
+
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"reference dtype must be bfloat16 or float32, not {dtype!r}")
+    folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
+    with _quiet_loading():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True
+        )
+    model.eval()
+    unlike = {str(item.dtype) for item in model.parameters()} - {f"torch.{dtype}"}
+    if unlike:
+        raise ValueError(f"the reference was asked for in {dtype}, transformers loaded {sorted(unlike)}")
+    return model
 
 
 def _calm_openmp() -> None:

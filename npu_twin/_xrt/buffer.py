@@ -83,7 +83,7 @@ _PLAIN_BUFFERS = (np.ndarray, bytes, bytearray, memoryview)
 class bo(pybind11_object):  # noqa: N801 - XRT's name
     """Buffer object."""
 
-    __slots__ = ("_bytes", "_device_range", "_host_range", "_memory", "_nbytes", "_offset", "_parent")
+    __slots__ = ("_at", "_bytes", "_device_range", "_host_range", "_memory", "_nbytes", "_offset", "_parent")
 
     __init__ = constructor(_init)
     flags = bo_flags
@@ -91,6 +91,9 @@ class bo(pybind11_object):  # noqa: N801 - XRT's name
     def _attach(self, memory: Allocation, offset: int, nbytes: int, parent: Any = None) -> None:
         self._memory = memory
         self._offset = offset
+        # XRT 2.25.0 adds a sub-buffer's own offset to the address of the whole buffer: the device address
+        # of a sub-buffer of a sub-buffer misses the outer offset, while the host side sees the right bytes
+        self._at = offset if parent is None else offset - parent._offset
         self._nbytes = nbytes
         self._parent = parent
         host: Any = memory.host[offset : offset + nbytes]
@@ -285,13 +288,13 @@ def _size_of(self: Any) -> int:
 
 @_address.add(returns="int")
 def _address_of(self: Any) -> int:
-    return int(self._memory.address + self._offset)
+    return int(self._memory.address + self._at)
 
 
 def argument(buffer: Any) -> tuple[Range, weakref.ref[Allocation]]:
     """A buffer as a kernel argument, and whether its memory still exists."""
     memory = buffer._memory
-    return Range(memory.device, buffer._offset, buffer._nbytes), weakref.ref(memory)
+    return Range(memory.device, buffer._at, buffer._nbytes), weakref.ref(memory)
 
 
 _ext_init = Overloads("__init__", "ext.bo")

@@ -23,6 +23,15 @@ TIMEOUT = 8
 aborts = 0
 """How often the real library would have ended this process because a run in flight was dropped."""
 
+_TIMEOUT_FIELDS = (
+    "txn_op_idx",
+    "ctx_pc",
+    "fatal_error_type",
+    "fatal_error_exception_type",
+    "fatal_error_exception_pc",
+    "fatal_error_app_module",
+)
+
 _ABORT = "xrt::run destructed while command is still in progress"
 
 _init = Overloads("__init__", "run")
@@ -205,7 +214,16 @@ def _wait_limited(self: Any, milliseconds: int) -> Any:
 def _wait_or_raise(self: Any) -> None:
     state = _wait_limited(self, 0)
     if state.value != COMPLETED:
-        raise RuntimeError(f"Command failed to complete successfully ({state._label()})")
+        raise RuntimeError(
+            f"Command failed to complete successfully ({state._label()}){_details(state.value)}"
+        )
+
+
+def _details(state: int) -> str:
+    """What XRT appends to the text of a device time-out; the twin has no such registers, hence zeros."""
+    return (
+        "".join(("\n", *(f"{name} = 0x00000000\n" for name in _TIMEOUT_FIELDS))) if state == TIMEOUT else ""
+    )
 
 
 @_wait2.add("arg0: milliseconds", returns="std::cv_status")
@@ -304,7 +322,8 @@ def _wait_all(self: Any) -> None:
     self._jobs = []
     for state in states:
         if state != COMPLETED:
-            raise RuntimeError(f"runlist failed execution ({ert_cmd_state(state)._label()})")
+            label = ert_cmd_state(state)._label()
+            raise RuntimeError(f"runlist failed execution ({label}){_details(state)}")
 
 
 @_list_wait.add("timeout: milliseconds", returns="std::cv_status")

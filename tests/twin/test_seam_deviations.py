@@ -40,6 +40,7 @@ SHOWN_BY = {
     "type-names": "test_seam_surface.py::test_objects_are_closed",
     "docstrings": "test_seam_surface.py::test_member_names",
     "log-output": "test_seam_errors.py::test_log_message_goes_to_logging",
+    "driver-refusals": "test_seam_errors.py::test_contexts_are_limited_and_given_back",
     "vectors": "test_seam_surface.py::test_vectors",
 }
 

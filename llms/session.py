@@ -27,7 +27,7 @@ from .llama_kernel_builder.model_config import ModelConfig
 from .llama_kernel_builder.profiler import Profiler
 from .llama_kernel_builder.rope_table import rope_table
 from .llama_kernel_builder.toolchain import Toolchain, TwinToolchain
-from .llama_kernel_builder.weights import ModelWeights, load_weights
+from .llama_kernel_builder.weights import ModelWeights, load_weights, pad_weights
 
 Array = np.ndarray[Any, Any]
 
@@ -127,7 +127,8 @@ class Session:
         self.checkpoint = checkpoint
         self.tokenizer = tokenizer
         self.config = config if config is not None else ModelConfig.from_hf_folder(checkpoint.path)
-        self.max_seq = bucket_for(max_seq, min(self.config.max_position, BUCKETS[-1]))
+        limit = self.config.max_position
+        self.max_seq = min(bucket_for(max_seq, limit), limit)
         self.npu_attn = npu_attn
         self.driver = current()
         self.profiler = Profiler(self.driver.clock)
@@ -137,12 +138,12 @@ class Session:
         )
         self.prefill_cache = BlockRunner(self.cache, merged=merged)
         self.decode_cache = BlockRunner(self.cache, merged=merged)
-        self.weights = load_weights(load_tensors(checkpoint), self.config)
-        self.rope_lut = rope_table(self.config, BUCKETS[-1] if max_seq <= BUCKETS[-1] else max_seq)
+        self.weights = pad_weights(load_weights(load_tensors(checkpoint), self.config), self.config)
+        self.rope_lut = rope_table(self.config, BUCKETS[-1])
 
     def prepare(self, prompt_len: int) -> None:
         """Compile and preload what a prompt of this length needs; call it before the timed region."""
-        bucket = bucket_for(prompt_len, self.max_seq)
+        bucket = bucket_for(prompt_len, self.config.max_position)
         self.module.prepare_runtime(
             self.prefill_cache,
             self.decode_cache,

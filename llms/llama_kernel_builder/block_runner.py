@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .blocks import Block
+from .block import Block
 from .cache import KernelCache
 from .exceptions import UnknownKernel
+from .host_ops import host_op
 from .program import Program
 
 Array = np.ndarray[Any, Any]
@@ -29,6 +30,8 @@ class BlockRunner:
         self._programs: dict[str, tuple[Program, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         self._host: dict[str, Callable[..., dict[str, Array]]] = {}
+        self._blocks: dict[str, Block] = {}
+        self._inputs: dict[str, tuple[str, ...]] = {}
 
     def add(self, name: str, block: Block) -> None:
         """Compile a block under a name (idempotent for an equal block)."""
@@ -36,6 +39,8 @@ class BlockRunner:
         for program in programs:
             self.cache.compile_and_cache(program)
         self._programs[name] = programs
+        self._blocks[name] = block
+        self._inputs[name] = tuple(buffer.name for buffer in block.buffers if buffer.role == "input")
         self._outputs[name] = tuple(buffer.name for buffer in block.buffers if buffer.role == "output")
 
     def add_host(self, name: str, compute: Callable[..., dict[str, Array]]) -> None:
@@ -57,6 +62,14 @@ class BlockRunner:
             )
         )
 
+    def chain(self, names: Sequence[str], layer: int, **values: Array) -> dict[str, Array]:
+        """Run the blocks of `names` that were added, in order; outputs feed the inputs of the same name."""
+        for name in names:
+            if name in self:
+                inputs = {key: values[key] for key in self._inputs[name]}
+                values.update(self(name, layer, **inputs))
+        return values
+
     def preload(self, name: str, layer: int, static: Mapping[str, Array], pools: Mapping[str, str]) -> None:
         """Write static arguments of one layer. `pools` names the shared buffer of each argument."""
         for program in self._get(name):
@@ -69,6 +82,20 @@ class BlockRunner:
         programs = self._get(name)
         if name in self._host:
             return self._host[name](**inputs)
+        block = self._blocks[name]
+        if block.pack is None or block.unpack is None:
+            return self._run(name, programs, layer, inputs)
+        profiler = self.cache.profiler
+        nbytes = 2 * sum(array.nbytes for array in inputs.values())
+        with host_op(profiler, "head_first_transpose", nbytes=nbytes):
+            packed = block.pack(inputs)
+        outputs = self._run(name, programs, layer, packed)
+        with host_op(profiler, "head_first_transpose", nbytes=2 * sum(a.nbytes for a in outputs.values())):
+            return block.unpack(outputs)
+
+    def _run(
+        self, name: str, programs: tuple[Program, ...], layer: int, inputs: dict[str, Array]
+    ) -> dict[str, Array]:
         if len(programs) == 1:
             program = programs[0]
             return self.cache.run(program.name, f"{program.name}_L{layer}", **inputs)

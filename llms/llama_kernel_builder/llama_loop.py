@@ -14,8 +14,16 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from . import host_ops
+from .block import Block
 from .block_runner import BlockRunner
-from .blocks import Block
+from .device_config import (
+    attends_on_device,
+    device_config,
+    pad_table,
+    pad_vector,
+    padded_heads,
+    real_heads,
+)
 from .exceptions import SequenceTooLong
 from .model_config import ModelConfig
 from .program import Program
@@ -29,14 +37,9 @@ BUCKETS = (128, 256, 512, 1024, 2048)
 # static argument of a block -> attribute of LayerWeights
 _STATIC = {
     "norm_w": "attn_norm",
-    "wq": "wq",
-    "wk": "wk",
-    "wv": "wv",
-    "wo": "wo",
     "ffn_norm_w": "ffn_norm",
-    "w_gate": "w_gate",
-    "w_up": "w_up",
-    "w_down": "w_down",
+    "q_norm_w": "q_norm",
+    "k_norm_w": "k_norm",
 }
 
 
@@ -73,14 +76,15 @@ class KVCache:
 
 
 def bucket_for(length: int, limit: int) -> int:
-    """Smallest bucket that holds `length` tokens, up to `limit`.
+    """Smallest bucket that holds `length` tokens, of which the model takes up to `limit`.
 
     Raises SequenceTooLong past the largest bucket: a prompt is never cut silently.
     """
-    for bucket in BUCKETS:
-        if length <= bucket <= limit:
-            return bucket
-    largest = max((bucket for bucket in BUCKETS if bucket <= limit), default=0)
+    if length <= limit:
+        for bucket in BUCKETS:
+            if length <= bucket:
+                return bucket
+    largest = min(limit, BUCKETS[-1])
     raise SequenceTooLong(
         f"{length} tokens do not fit the largest compiled length {largest}; shorten the prompt"
     )
@@ -89,9 +93,10 @@ def bucket_for(length: int, limit: int) -> int:
 def all_programs(sequence: KernelSequence, config: ModelConfig) -> Iterator[Program]:
     """The merged ELFs of every prefill bucket, of decode and of the LM head."""
     for seq_len in BUCKETS:
-        if seq_len <= config.max_position:
+        if seq_len == BUCKETS[0] or seq_len <= config.max_position:
             for block in sequence.prefill_blocks(config, seq_len):
-                yield named(block, suffix(seq_len)).merged()
+                if block.name != "flash_attn" or attends_on_device(config):
+                    yield block.named(suffix(seq_len)).merged()
     for block in (*sequence.decode_blocks(config), sequence.lm_head(config)):
         yield block.merged()
 
@@ -115,17 +120,19 @@ def prepare_prefill(
 
     `npu_attn=False` computes attention on the host.
     """
-    blocks = [named(block, suffix(seq_len)) for block in sequence.prefill_blocks(config, seq_len)]
+    blocks = [block.named(suffix(seq_len)) for block in sequence.prefill_blocks(config, seq_len)]
     if all(block.name in run for block in blocks):
         return
     for block in blocks:
-        if block.name.startswith("flash_attn") and not npu_attn:
+        if block.name.startswith("flash_attn") and not (npu_attn and attends_on_device(config)):
             run.add_host(block.name, _host_attention(run, config))
         else:
             run.add(block.name, block)
+    padded = device_config(config)
+    rows = pad_table(lut[:seq_len], padded.head_dim)
     tables = {
-        "table_q": tile_per_head(lut[:seq_len], config.n_heads),
-        "table_k": tile_per_head(lut[:seq_len], config.n_kv_heads),
+        "table_q": tile_per_head(rows, padded.n_heads),
+        "table_k": tile_per_head(rows, padded.n_kv_heads),
     }
     for layer, layer_weights in enumerate(weights.layers):
         transposed: dict[str, Array] = {}
@@ -157,7 +164,7 @@ def prepare_decode(
     for layer, layer_weights in enumerate(weights.layers):
         for block in blocks:
             names = run.static_names(block.name)
-            static = {name: getattr(layer_weights, _STATIC[name]) for name in names}
+            static = {name: getattr(layer_weights, _STATIC.get(name, name)) for name in names}
             run.preload(block.name, layer, static, {name: f"decode.L{layer}.{name}" for name in names})
     run.preload(head.name, 0, _head_partitions(weights.lm_head, head), {})
 
@@ -181,24 +188,24 @@ def prefill(
     profiler = run.cache.profiler
     ids = np.asarray(token_ids, dtype=np.int64)
     n = int(ids.size)
-    seq_len = bucket_for(n, config.max_position)
     if n == 0:
         raise SequenceTooLong("the prompt is empty; prefill needs at least one token")
+    seq_len = bucket_for(n, config.max_position)
     if n > cache.k.shape[2]:
         raise SequenceTooLong(f"the prompt has {n} tokens, the KV cache holds {cache.k.shape[2]}")
     with host_ops.host_op(profiler, "eos_pad", nbytes=8 * seq_len):
         padded = np.full(seq_len, config.eos_token_ids[0], dtype=np.int64)
         padded[:n] = ids
     x = host_ops.embed(profiler, weights.embedding, padded)
-    shape = (n, config.n_kv_heads, config.head_dim)
+    kv_heads = config.n_kv_heads
     kv_bytes = 4 * n * config.kv_dim
     for layer in range(config.n_layers):
         x, k, v = sequence.prefill_layer(run, suffix(seq_len), layer, x)
         with host_ops.host_op(profiler, "kv_cache_extract", nbytes=kv_bytes):
-            cache.k[layer, :, :n] = k[:n].reshape(shape).transpose(1, 0, 2)
-            cache.v[layer, :, :n] = v[:n].reshape(shape).transpose(1, 0, 2)
+            cache.k[layer, :, :n] = real_heads(k[:n], kv_heads, config).transpose(1, 0, 2)
+            cache.v[layer, :, :n] = real_heads(v[:n], kv_heads, config).transpose(1, 0, 2)
         if layer_outputs is not None:
-            layer_outputs.append(x[:n].copy())
+            layer_outputs.append(x[:n, : config.emb_dim].copy())
     logits = head(decode_run, weights, config, x[n - 1])
     return top1(logits), logits
 
@@ -222,28 +229,33 @@ def decode_step(
     if not 0 <= position < max_seq:
         raise SequenceTooLong(f"position {position} is outside the KV cache of {max_seq} positions")
     profiler = run.cache.profiler
-    table_q = np.repeat(lut[position][None], config.n_heads, axis=0)
-    table_k = np.repeat(lut[position][None], config.n_kv_heads, axis=0)
-    shape = (config.n_kv_heads, config.head_dim)
+    padded = device_config(config)
+    row = pad_table(lut[position][None], padded.head_dim)
+    table_q = np.repeat(row, padded.n_heads, axis=0)
+    table_k = np.repeat(row, padded.n_kv_heads, axis=0)
+    heads, kv_heads = config.n_heads, config.n_kv_heads
     for layer in range(config.n_layers):
 
         def attend(q: Array, k: Array, v: Array, layer: int = layer) -> Array:
-            cache.k[layer, :, position] = k.reshape(shape)
-            cache.v[layer, :, position] = v.reshape(shape)
+            cache.k[layer, :, position] = real_heads(k[None], kv_heads, config)[0]
+            cache.v[layer, :, position] = real_heads(v[None], kv_heads, config)[0]
             keys, values = cache.k[layer, :, : position + 1], cache.v[layer, :, : position + 1]
-            return host_ops.decode_attention(profiler, q, keys, values, config.n_heads)
+            query = real_heads(q[None], heads, config).reshape(-1)
+            out = host_ops.decode_attention(profiler, query, keys, values, heads)
+            return padded_heads(out[None], config)[0]
 
         x = sequence.decode_layer(run, layer, x, table_q, table_k, attend)
         if layer_outputs is not None:
-            layer_outputs.append(x.copy())
+            layer_outputs.append(x[: config.emb_dim].copy())
     logits = head(run, weights, config, x)
     return top1(logits), logits
 
 
 def head(run: BlockRunner, weights: ModelWeights, config: ModelConfig, row: Array) -> Array:
     """Final norm of one row on the host, LM head on the device; logits [vocab] bf16."""
-    normed = host_ops.final_rms_norm(run.cache.profiler, row, weights.final_norm, config.rms_eps)
-    parts = run("lm_head_gemv", 0, x=normed)
+    real = row[: config.emb_dim]
+    normed = host_ops.final_rms_norm(run.cache.profiler, real, weights.final_norm, config.rms_eps)
+    parts = run("lm_head_gemv", 0, x=pad_vector(normed, row.size))
     logits = np.concatenate(list(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
     return logits[: config.vocab_size]
 
@@ -253,21 +265,21 @@ def top1(logits: Array) -> int:
     return int(np.argmax(host_ops.widen(logits)))
 
 
-def named(block: Block, tail: str) -> Block:
-    """The same block under a longer name."""
-    return Block(block.name + tail, block.buffers, block.steps)
-
-
 def _host_attention(run: BlockRunner, config: ModelConfig) -> Callable[..., dict[str, Array]]:
     def attend(q: Array, k: Array, v: Array) -> dict[str, Array]:
-        profiler = run.cache.profiler
-        return {"attn": host_ops.prefill_attention(profiler, q, k, v, config.n_heads, config.n_kv_heads)}
+        heads, kv_heads, seq = config.n_heads, config.n_kv_heads, q.shape[0]
+        real = (
+            real_heads(array, count, config).reshape(seq, -1)
+            for array, count in ((q, heads), (k, kv_heads), (v, kv_heads))
+        )
+        out = host_ops.prefill_attention(run.cache.profiler, *real, heads, kv_heads)
+        return {"attn": padded_heads(out, config)}
 
     return attend
 
 
 def _gemm_operand(weights: LayerWeights, argument: str) -> Array:
-    array: Array = getattr(weights, _STATIC[argument])
+    array: Array = getattr(weights, _STATIC.get(argument, argument))
     return array if array.ndim == 1 else to_gemm_layout(array)
 
 

@@ -21,7 +21,7 @@ Attend = Callable[[Array, Array, Array], Array]
 
 def decode_blocks(config: ModelConfig) -> Sequence[blocks.Block]:
     """The ELFs of one layer."""
-    return (blocks.rms_gemv_rope(config), blocks.o_gemv_ffn(config))
+    return (blocks.rms_gemv_rope(config), *blocks.ffn_gemv(config))
 
 
 def lm_head(config: ModelConfig) -> blocks.Block:

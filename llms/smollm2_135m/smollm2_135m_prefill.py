@@ -19,7 +19,7 @@ def prefill_blocks(config: ModelConfig, seq_len: int) -> Sequence[blocks.Block]:
     return (
         blocks.rms_gemms_rope(config, seq_len),
         blocks.flash_attn(config, seq_len),
-        blocks.o_ffn(config, seq_len),
+        *blocks.ffn(config, seq_len),
     )
 
 

@@ -1,0 +1,151 @@
+"""A model's sizes on the device: padded where the kernels need it, and which parts run on the host.
+
+Widths become multiples of 64 (GEMV: K % 64; GEMM: tiles of 16 columns over 4 herd columns; mlir-air kernel
+registry), head sizes multiples of 16 (RoPE). Added columns are zero, so they change nothing but the mean
+of an RMSNorm: its weight is scaled by sqrt(n / padded) and its eps by n / padded, which makes up for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import gcd, sqrt
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from .model_config import ModelConfig
+
+Array = np.ndarray[Any, Any]
+
+WIDTH = 64
+HEAD = 16
+# Attention kernels exist for these head sizes (mlir-air kernel registry); others are attended on the host.
+DEVICE_HEAD_DIMS = (64, 128)
+# Above it O+FFN does not fit one ELF; 3072, 6144, 8192 do, 8960, 9728, 11008 do not (mlir-air LLM examples).
+LARGEST_MERGED_HIDDEN = 8192
+
+
+@lru_cache(maxsize=64)
+def device_config(config: ModelConfig) -> ModelConfig:
+    """The configuration the kernels are built for; equal to `config` when nothing needs padding."""
+    head_dim = _up(config.head_dim, HEAD)
+    step = WIDTH // gcd(WIDTH, head_dim)
+    return replace(
+        config,
+        emb_dim=_up(config.emb_dim, WIDTH),
+        hidden_dim=_up(config.hidden_dim, WIDTH),
+        head_dim=head_dim,
+        n_heads=_up(config.n_heads, step),
+        n_kv_heads=_up(config.n_kv_heads, step),
+    )
+
+
+def attends_on_device(config: ModelConfig) -> bool:
+    """Whether prefill attention has a device kernel for this head size."""
+    return config.head_dim in DEVICE_HEAD_DIMS
+
+
+def ffn_form(config: ModelConfig) -> str:
+    """Which ELFs hold O+FFN: `merged` (one), `head_down` (two) or `split` (one per projection).
+
+    A hidden size that is no multiple of 512 leaves the down projection out of the merged ELF, as the
+    published Qwen2.5-0.5B does (4864); sizes above 8192 need an ELF per projection (Qwen2.5-3B).
+    """
+    hidden = device_config(config).hidden_dim
+    if hidden > LARGEST_MERGED_HIDDEN:
+        return "split"
+    return "merged" if hidden % 512 == 0 else "head_down"
+
+
+def deviations(config: ModelConfig) -> list[str]:
+    """What differs from the plain case, in words for status and reports."""
+    padded = device_config(config)
+    names = ("emb_dim", "hidden_dim", "head_dim", "n_heads", "n_kv_heads")
+    found = [
+        f"{name} {getattr(config, name)} padded to {getattr(padded, name)}"
+        for name in names
+        if getattr(config, name) != getattr(padded, name)
+    ]
+    if not attends_on_device(config):
+        found.append(f"prefill attention on the host: no device kernel for head_dim {config.head_dim}")
+    return found
+
+
+def norm_eps(real: int, padded: int, eps: float) -> float:
+    """eps of an RMSNorm over `padded` columns of which `real` are not zero."""
+    return eps if real == padded else eps * real / padded
+
+
+def head_columns(config: ModelConfig, heads: int) -> Array:
+    """Padded position of every real column of `heads` heads: each half of a head keeps its half."""
+    padded = device_config(config).head_dim
+    half, padded_half = config.head_dim // 2, padded // 2
+    inside = np.concatenate([np.arange(half), padded_half + np.arange(half)])
+    return (np.arange(heads)[:, None] * padded + inside[None, :]).reshape(-1)
+
+
+def pad_matrix(
+    array: Array, shape: tuple[int, int], rows: Array | None = None, cols: Array | None = None
+) -> Array:
+    """Zero matrix of `shape` with `array` at the given rows and columns (default: the first ones)."""
+    if array.shape == shape:
+        return array
+    out = np.zeros(shape, dtype=array.dtype)
+    row_index = np.arange(array.shape[0]) if rows is None else rows
+    col_index = np.arange(array.shape[1]) if cols is None else cols
+    out[np.ix_(row_index, col_index)] = array
+    return out
+
+
+def pad_vector(array: Array, length: int, index: Array | None = None) -> Array:
+    """Zero vector of `length` with `array` at `index` (default: the first positions)."""
+    if array.shape == (length,):
+        return array
+    out = np.zeros(length, dtype=array.dtype)
+    out[np.arange(array.shape[0]) if index is None else index] = array
+    return out
+
+
+def pad_norm(array: Array, length: int, index: Array | None = None) -> Array:
+    """Norm weight for padded rows, scaled as the module docstring says."""
+    if array.shape == (length,):
+        return array
+    scaled = array.astype(np.float32) * np.float32(sqrt(array.shape[0] / length))
+    return pad_vector(scaled.astype(bfloat16), length, index)
+
+
+def pad_table(table: Array, head_dim: int) -> Array:
+    """RoPE table [length, d] -> [length, head_dim]: each half keeps its half."""
+    if table.shape[1] == head_dim:
+        return table
+    half = table.shape[1] // 2
+    out = np.zeros((table.shape[0], head_dim), dtype=table.dtype)
+    out[:, :half] = table[:, :half]
+    out[:, head_dim // 2 : head_dim // 2 + half] = table[:, half:]
+    return out
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def real_heads(array: Array, heads: int, config: ModelConfig) -> Array:
+    """[n, padded width] -> [n, heads, head_dim]: the heads the model has, without padding."""
+    c = device_config(config)
+    split = array.reshape(array.shape[0], -1, c.head_dim)[:, :heads]
+    if c.head_dim == config.head_dim:
+        return split
+    half, padded_half = config.head_dim // 2, c.head_dim // 2
+    return np.concatenate([split[..., :half], split[..., padded_half : padded_half + half]], axis=-1)
+
+
+def padded_heads(array: Array, config: ModelConfig) -> Array:
+    """[n, n_heads * head_dim] -> [n, padded query width]."""
+    c = device_config(config)
+    if c.q_dim == config.q_dim:
+        return array
+    out = np.zeros((array.shape[0], c.q_dim), dtype=array.dtype)
+    out[:, head_columns(config, config.n_heads)] = array
+    return out

@@ -7,7 +7,7 @@ elements, traffic in bytes; a time in `GB/s` divides bytes by 1000 to give micro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from npu_twin.timing.exceptions import factor
 from npu_twin.timing.parameters import Values
@@ -208,6 +208,17 @@ def loaded_us(p: Values, launch: LaunchLike) -> float:
     if launch.op in _ONE_ROW:
         loading *= p["gemv.load_ratio"]
     return loading + (p[fill] if fill else 0.0) + work_us(p, launch)
+
+
+def program_ratio(p: Values, launches: Iterable[LaunchLike]) -> float:
+    """Return how much longer the launches of a program take between the other programs of a model.
+
+    Attention has a ratio of its own; programs of one row, which wait for weights, have none.
+    """
+    ops = {launch.op for launch in launches}
+    if "flash_attention" in ops:
+        return p["model.attention_ratio"]
+    return 1.0 if ops & _ONE_ROW else p["model.program_ratio"]
 
 
 def alone_us(p: Values, launch: LaunchLike) -> float:

@@ -70,18 +70,9 @@ class Prediction:
 
 
 def program_us(p: Values, program: Program) -> float:
-    """Return the run time of one call of a program, its launches as inside a model."""
+    """Return the run time of one call of a program inside a model, as `timing.run_us` has it."""
     launches = sum(kernels.loaded_us(p, launch) for launch in program.launches)
-    return p["program.start_us"] + launches
-
-
-def _run_us(p: Values, program: Program, section: str) -> float:
-    us = program_us(p, program)
-    if section == PREFILL and program.name == "flash_attn":
-        us *= p["model.attention_ratio"]
-    elif section == PREFILL and program.name != "lm_head_gemv":
-        us *= p["model.program_ratio"]
-    return us + p["program.context_switch_us"]
+    return p["program.start_us"] + kernels.program_ratio(p, program.launches) * launches
 
 
 def _write_us(p: Values, program: Program) -> float:
@@ -95,7 +86,8 @@ def _read_us(p: Values, program: Program) -> float:
 def _call_parts(p: Values, program: Program, section: str) -> Iterator[Part]:
     name, calls = program.name, program.calls
     yield Part(section, "bo_write", name, calls, _write_us(p, program) * 1e-3)
-    yield Part(section, "elf", name, calls, _run_us(p, program, section) * 1e-3)
+    run = program_us(p, program) + p["program.context_switch_us"]
+    yield Part(section, "elf", name, calls, run * 1e-3)
     yield Part(section, "bo_read", name, calls, _read_us(p, program) * 1e-3)
     yield Part(section, "host", f"dispatch {name}", calls, p["host.dispatch_us"] * 1e-3)
 

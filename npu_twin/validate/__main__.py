@@ -31,6 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="processes for the error figures"
     )
+    parser.add_argument("--docs", type=Path, help="document whose tables and plots are to be replaced")
     parser.add_argument("--verbose", action="store_true", help="list every row")
     return parser
 
@@ -75,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_atomically(options.output / "validation.json", content)
     if options.json:
         write_atomically(options.json, content)
+    if options.docs:
+        try:
+            text = report.refresh(options.docs.read_text(encoding="utf-8"), found)
+        except (OSError, ValueError) as error:
+            parser.error(f"{options.docs}: {error}")
+        write_atomically(options.docs, text)
+        plots.write(options.docs.with_suffix(""), found.kernels, found.models, ".png")
     files = plots.write(options.output, found.kernels, found.models)
     print(
         f"{options.output}: tables, results"

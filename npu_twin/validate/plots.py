@@ -8,10 +8,12 @@ from typing import Any
 
 from npu_twin.validate.latency import KernelResult, ModelsResult
 
-_ORIGIN = "twin (modelled) against published NPU2 measurements"
+_ORIGIN = "twin (modelled) against measurements"
 
 
-def write(folder: Path, kernels: Sequence[KernelResult], models: ModelsResult) -> list[Path]:
+def write(
+    folder: Path, kernels: Sequence[KernelResult], models: ModelsResult, suffix: str = ".svg"
+) -> list[Path]:
     """Write one plot per judged kernel and one for the models; return the files, none without matplotlib."""
     try:
         import matplotlib
@@ -26,17 +28,17 @@ def write(folder: Path, kernels: Sequence[KernelResult], models: ModelsResult) -
         if kernel.judged and kernel.results:
             figure, axis = plt.subplots(figsize=(5.5, 5))
             _kernel(axis, kernel)
-            files.append(_save(plt, figure, folder / f"latency_{kernel.name}.svg"))
+            files.append(_save(plt, figure, folder / f"latency_{kernel.name}{suffix}"))
     if models.results:
         figure, axes = plt.subplots(1, 2, figsize=(9, 4.2))
         _models(axes, models)
-        files.append(_save(plt, figure, folder / "models.svg"))
+        files.append(_save(plt, figure, folder / f"models{suffix}"))
     return files
 
 
 def _save(plt: Any, figure: Any, path: Path) -> Path:
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=90, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
     plt.close(figure)
     return path
 
@@ -89,8 +91,6 @@ def _models(axes: Any, models: ModelsResult) -> None:
             axis.annotate(
                 name, (published, predicted), fontsize=7, xytext=(4, -8), textcoords="offset points"
             )
-        axis.set_xscale("log")
-        axis.set_yscale("log")
         axis.set_xlabel(f"published {title}")
         axis.set_ylabel(f"predicted {title}")
     axes[0].set_title(_ORIGIN, fontsize=9)

@@ -227,22 +227,42 @@ def _kernel_json(kernel: KernelResult, validation: Validation) -> dict[str, Any]
     }
 
 
-def markdown(validation: Validation) -> str:
-    """Return the tables for the documentation: kernels, models, parameters, exceptions."""
+def tables(validation: Validation) -> dict[str, str]:
+    """Return the tables for the documentation by name: kernels, models, parameters, exceptions."""
     p = current()
-    out = [*_markdown_table(KERNEL_HEADER, kernel_lines(validation)), ""]
-    out += [*_markdown_table(MODEL_HEADER, model_lines(validation.models)), ""]
     lines = [(f"`{d.name}`", f"{p[d.name]:.4g}", d.unit, d.meaning, d.provenance) for d in DEFINITIONS]
-    out += [*_markdown_table(("parameter", "value", "unit", "meaning", "provenance"), lines), ""]
     entries = [(e.op, _match(e.dims, e.tile), f"{e.factor:g}", e.reason) for e in TABLE]
-    out += _markdown_table(("kernel", "where", "factor", "reason"), entries)
-    return "\n".join(out) + "\n"
+    return {
+        "kernels": _markdown_table(KERNEL_HEADER, kernel_lines(validation)),
+        "models": _markdown_table(MODEL_HEADER, model_lines(validation.models)),
+        "parameters": _markdown_table(("parameter", "value", "unit", "meaning", "provenance"), lines),
+        "exceptions": _markdown_table(("kernel", "where", "factor", "reason"), entries),
+    }
+
+
+def markdown(validation: Validation) -> str:
+    """Return all tables, one after the other."""
+    return "\n\n".join(tables(validation).values()) + "\n"
+
+
+def refresh(document: str, validation: Validation) -> str:
+    """Return a document with its tables replaced: what stands between `<!-- name -->` and `<!-- /name -->`.
+
+    Raises ValueError naming a table whose marks are missing.
+    """
+    for name, table in tables(validation).items():
+        opening, closing = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if opening not in document or closing not in document:
+            raise ValueError(f"the document has no {opening} ... {closing}")
+        head, rest = document.split(opening, 1)
+        document = f"{head}{opening}\n{table}\n{closing}{rest.split(closing, 1)[1]}"
+    return document
 
 
 def _match(dims: Any, tile: Any) -> str:
     return ", ".join(f"{k} = {v}" for k, v in {**dims, **tile}.items())
 
 
-def _markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+def _markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     out = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return out + ["| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines]
+    return "\n".join(out + ["| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
 from npu_twin import timing
-from npu_twin.timing import model_programs, models
+from npu_twin.timing import model_programs, models, parameters, predictor
 from npu_twin.timing.model_config import ModelSizes, UnsupportedModelError, read_sizes
 
 LLAMA_3B = {
@@ -90,6 +91,15 @@ def test_the_expected_error_is_stated():
     error = timing.predict(SMOLLM2_135M).expected_error
     assert 0.01 < error["ttft_s"] < 0.12
     assert 0.01 < error["decode_ms_per_token"] < 0.12
+
+
+def test_a_listing_and_the_predictor_agree_on_a_program():
+    sizes = read_sizes(LLAMA_3B)
+    programs = [*model_programs.prefill_programs(sizes, 2048), *model_programs.decode_programs(sizes)]
+    for program in [*programs, model_programs.head_program(sizes)]:
+        listing = SimpleNamespace(launches=program.launches)
+        expected = predictor.program_us(parameters.current(), program)
+        assert timing.run_us(listing).total_us == pytest.approx(expected)
 
 
 def test_hosts_transpose_only_wide_heads():

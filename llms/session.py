@@ -26,7 +26,7 @@ from .llama_kernel_builder.llama_loop import BUCKETS, KernelSequence, all_progra
 from .llama_kernel_builder.model_config import ModelConfig
 from .llama_kernel_builder.profiler import Profiler
 from .llama_kernel_builder.rope_table import rope_table
-from .llama_kernel_builder.toolchain import Toolchain, TwinToolchain
+from .llama_kernel_builder.toolchain import Toolchain, TwinToolchain, toolchain_for
 from .llama_kernel_builder.weights import ModelWeights, load_weights, pad_weights
 
 Array = np.ndarray[Any, Any]
@@ -133,6 +133,7 @@ class Session:
         self.driver = current()
         self.profiler = Profiler(self.driver.clock)
         folder = artefacts if artefacts is not None else artefact_folder(module.MODEL)
+        toolchain = toolchain if toolchain is not None else toolchain_for(self.driver.name, module.MODEL)
         self.cache = KernelCache(
             folder, driver=self.driver, profiler=self.profiler, toolchain=toolchain, shared_nonstatic=True
         )

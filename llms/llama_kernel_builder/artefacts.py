@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .program import Program
-from .toolchain import Toolchain
+from .toolchain import Loading, Toolchain
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class TornArtefactWarning(UserWarning):
@@ -64,14 +64,20 @@ class ArtefactStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".build-") as work:
             built = Path(work) / path.name
-            self.toolchain.compile(program, built)
+            loading = self.toolchain.compile(program, built) or Loading(program.name)
             record = {
                 "key": key,
                 "name": program.name,
                 "toolchain": self.toolchain.identity,
                 "format": FORMAT_VERSION,
                 "sha256": _sha256(built),
+                "kernel": loading.kernel,
+                "instructions": None,
             }
+            if loading.instructions is not None:
+                code = Path(work) / loading.instructions
+                record["instructions"] = {"file": code.name, "sha256": _sha256(code)}
+                code.replace(self.folder / code.name)
             note = Path(work) / sidecar.name
             note.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             built.replace(path)
@@ -82,9 +88,24 @@ class ArtefactStore:
     def _intact(path: Path, sidecar: Path, key: str) -> bool:
         try:
             record = json.loads(sidecar.read_text(encoding="utf-8"))
-            return bool(record["key"] == key and record["sha256"] == _sha256(path))
+            code = record["instructions"]
+            return bool(
+                record["key"] == key
+                and record["sha256"] == _sha256(path)
+                and (code is None or code["sha256"] == _sha256(path.parent / code["file"]))
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return False
+
+
+def loading_of(path: Path, program: str) -> Loading:
+    """How to load an artefact of a store, from its record; a file without one is a full ELF of that name."""
+    try:
+        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        code = record["instructions"]
+        return Loading(record["kernel"], str(path.parent / code["file"]) if code else None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return Loading(program)
 
 
 def _sha256(path: Path) -> str:

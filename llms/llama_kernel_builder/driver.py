@@ -129,13 +129,28 @@ def _open_npu2() -> Driver:
             f"the imported pyxrt ({getattr(module, '__file__', 'built in')}) has no hw_context or no ext",
             "It is too old or another module of that name; XRT 2.18 or newer with the NPU plugin is needed",
         )
-    count = int(module.enumerate_devices())
+    try:
+        count = int(module.enumerate_devices())
+    except RuntimeError as error:
+        raise DriverUnavailable(
+            f"pyxrt cannot look for devices ({str(error).strip()})", "Unset XCL_EMULATION_MODE and check XRT"
+        ) from error
     if count == 0:
         raise DriverUnavailable(
             "pyxrt sees no NPU device",
             "Check that the amdxdna driver is loaded (lsmod), that /dev/accel/accel0 exists and that "
             "xrt-smi examine lists the device",
         )
+    try:
+        module.device(0)  # opens the device node; no hardware context yet
+    except RuntimeError as error:
+        denied = "Permission denied" in str(error)
+        raise DriverUnavailable(
+            f"the NPU cannot be opened ({str(error).strip()})",
+            "Add the user to the group that owns /dev/accel/accel0 (usually render) and log in again"
+            if denied
+            else "Reload the amdxdna driver and check that driver and XRT are of the same release",
+        ) from error
     return Driver(NPU2, module, "npu2 (measured)", WallClock())
 
 

@@ -6,6 +6,9 @@ ToolkitError
 ├── CompileFailed         a toolchain refused a program
 ├── ArtefactMissing       no compiled artefact for a program (silicon without a build)
 ├── DriverUnavailable     pyxrt, device or permission missing
+├── ArtefactRefused       the driver does not take a compiled artefact, or finds no kernel of that name in it
+├── ContextRefused        the driver opens no further hardware context
+├── DeviceMemoryError     a buffer object cannot be allocated
 ├── BadArgument           wrong dtype, shape, contiguity or index into a kernel call
 ├── UnknownKernel         a kernel name that was never compiled into this cache
 ├── SequenceTooLong       a prompt past the largest prefill bucket, a decode step past the KV cache
@@ -57,6 +60,41 @@ class DriverUnavailable(ToolkitError):
         super().__init__(f"{reason}. {remedy}")
 
 
+class ArtefactRefused(ToolkitError):
+    """The driver refuses an artefact; `program` and `path` name it, the message has the driver's text."""
+
+    def __init__(self, program: str, path: str, kernel: str, text: str) -> None:
+        self.program = program
+        self.path = path
+        super().__init__(
+            f"program '{program}': the driver refuses {path} (kernel '{kernel}'): {text.strip()}. It must "
+            "be built for this NPU generation, and manifest.json must name its kernel (mlir-air: "
+            "main:<function>)"
+        )
+
+
+class ContextRefused(ToolkitError):
+    """The driver opens no hardware context, although this process has closed all of its own."""
+
+    def __init__(self, program: str, text: str) -> None:
+        self.program = program
+        super().__init__(
+            f"program '{program}': the driver refuses a hardware context ({text.strip()}). This process "
+            "holds no other one, so another process has them: `npu-deploy doctor` lists who holds the device"
+        )
+
+
+class DeviceMemoryError(ToolkitError):
+    """A buffer object of `nbytes` cannot be allocated."""
+
+    def __init__(self, nbytes: int, text: str) -> None:
+        self.nbytes = nbytes
+        super().__init__(
+            f"a buffer of {nbytes} bytes cannot be allocated on the device: {text.strip()}. Buffers are "
+            "pinned host memory: check the memlock limit (`npu-deploy doctor`) and the free memory"
+        )
+
+
 class BadArgument(ToolkitError):
     """A kernel call was given an array it cannot take."""
 
@@ -72,7 +110,8 @@ class SequenceTooLong(ToolkitError):
 class KernelRunError(ToolkitError):
     """A kernel run ended in a state other than COMPLETED.
 
-    Attributes: `kernel` (name), `state` (ert_cmd_state name), `elapsed_ms` (device clock).
+    Attributes: `kernel` (name), `state` (ert_cmd_state name, or what the driver refused), `elapsed_ms`
+    (device clock), `cause` (the likely one).
     """
 
     def __init__(self, kernel: str, state: str, elapsed_ms: float, cause: str) -> None:

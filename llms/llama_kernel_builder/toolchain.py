@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from .exceptions import ArtefactMissing, CompileFailed
 from .program import Program
 
+MANIFEST = "manifest.json"
+ARTEFACTS_ENV = "NPU_ARTEFACTS"
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How the driver loads an artefact.
+
+    kernel: name of the kernel in it (full ELF of mlir-air: `main:<function>`; xclbin: `MLIR_AIE`).
+    instructions: file of the instruction stream, which makes the artefact an xclbin; None for a full ELF.
+    """
+
+    kernel: str
+    instructions: str | None = None
+
 
 class Toolchain(Protocol):
-    """Compiles a program into one file.
+    """Compiles a program into one artefact.
 
     `identity` names the toolchain and its version: it is part of the cache key, so another
     compiler never serves the artefacts of this one.
@@ -24,8 +41,14 @@ class Toolchain(Protocol):
         """Name and version."""
         ...
 
-    def compile(self, program: Program, destination: Path) -> None:
-        """Write the artefact of `program` to `destination`. Raises CompileFailed with the diagnosis."""
+    def compile(self, program: Program, destination: Path) -> Loading | None:
+        """Write the artefact of `program` to `destination`. Raises CompileFailed with the diagnosis.
+
+        Everything a build needs is in the program: per launch op, dims, operand dtypes, method, tile, herd,
+        rounding, external symbol and object file; per ELF the buffers and the backend options. Returns how
+        to load the artefact; None: a full ELF whose kernel has the program's name. An instruction stream
+        goes next to the artefact, with the suffix `.insts`.
+        """
         ...
 
 
@@ -39,34 +62,47 @@ class TwinToolchain:
 
         return f"{compiler.TOOLCHAIN_IDENTITY}, listing format {listing.VERSION}"
 
-    def compile(self, program: Program, destination: Path) -> None:
+    def compile(self, program: Program, destination: Path) -> Loading | None:
         """Compile to a program listing (JSON text)."""
         from npu_twin import compiler
+        from npu_twin.exceptions import CompileError
 
         try:
             listing = compiler.compile_program(program.request())
-        except compiler.CompileError as error:
+        except CompileError as error:
             raise CompileFailed(program.name, str(error)) from error
         destination.write_text(listing.to_json(), encoding="utf-8")
+        return None
 
 
 class PrebuiltToolchain:
     """Artefacts built elsewhere: a folder of ELFs with a `manifest.json`.
 
-    Manifest: {"toolchain": "<identity>", "entries": {"<program digest>": {"name": ..., "file": ...}}}.
-    A program that is not listed, or whose file is gone, raises ArtefactMissing: an artefact of
-    another program is never served under the same name.
+    Manifest: {"toolchain": "<identity>", "entries": {"<program digest>": ENTRY}}, ENTRY = {"name": program,
+    "file": artefact, "kernel": name in the artefact (default: the program's), "instructions": file of the
+    instruction stream (xclbin flow only)}. A program that is not listed, or whose file is gone, raises
+    ArtefactMissing: an artefact of another program is never served under the same name. `npu-deploy doctor
+    MODEL --json` lists the digests a model needs.
+
+    Raises ArtefactMissing for a folder without a readable manifest, unless `required` is False: then it is
+    a toolchain that has nothing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, required: bool = True) -> None:
         self.folder = folder
-        manifest = folder / "manifest.json"
+        self._identity = f"prebuilt, nothing in {folder.name}"
+        self._entries: Mapping[str, Mapping[str, str]] = {}
+        manifest = folder / MANIFEST
         if not manifest.is_file():
-            raise ArtefactMissing(("any program",), f"{folder} (no manifest.json)")
+            if required:
+                raise ArtefactMissing(("any program",), f"{folder} (no {MANIFEST})")
+            return
         try:
             data = json.loads(manifest.read_text(encoding="utf-8"))
             self._identity = str(data["toolchain"])
-            self._entries: Mapping[str, Mapping[str, str]] = data["entries"]
+            self._entries = dict(data["entries"])
+            for entry in self._entries.values():
+                str(entry["file"])
         except (ValueError, KeyError, TypeError) as error:
             raise ArtefactMissing(("any program",), f"{manifest} (unreadable: {error!r})") from error
 
@@ -75,19 +111,46 @@ class PrebuiltToolchain:
         """The identity the manifest states."""
         return self._identity
 
-    def compile(self, program: Program, destination: Path) -> None:
+    def compile(self, program: Program, destination: Path) -> Loading | None:
         """Copy the prebuilt artefact of exactly this program."""
-        entry = self._entries.get(program.digest)
-        source = self.folder / entry["file"] if entry else None
-        if source is None or not source.is_file():
+        if not self._has(program):
             raise ArtefactMissing((program.name,), str(self.folder))
-        shutil.copyfile(source, destination)
+        entry = self._entries[program.digest]
+        shutil.copyfile(self.folder / entry["file"], destination)
+        instructions = entry.get("instructions")
+        if instructions is not None:
+            copied = destination.with_suffix(".insts")
+            shutil.copyfile(self.folder / instructions, copied)
+            instructions = copied.name
+        return Loading(entry.get("kernel", program.name), instructions)
 
-    def missing(self, programs: tuple[Program, ...]) -> tuple[str, ...]:
+    def _has(self, program: Program) -> bool:
+        entry = self._entries.get(program.digest)
+        if entry is None:
+            return False
+        files = [entry["file"], *([entry["instructions"]] if "instructions" in entry else [])]
+        return all((self.folder / name).is_file() for name in files)
+
+    def missing(self, programs: Iterable[Program]) -> tuple[str, ...]:
         """Names of the programs without an artefact, for a check before a run."""
-        found = self._entries
-        return tuple(
-            program.name
-            for program in programs
-            if program.digest not in found or not (self.folder / found[program.digest]["file"]).is_file()
-        )
+        return tuple(program.name for program in programs if not self._has(program))
+
+
+def prebuilt_folder(model: str) -> Path:
+    """Where the artefacts of a model for silicon are expected.
+
+    `$NPU_ARTEFACTS/<model>` if it has a manifest, else `$NPU_ARTEFACTS`; without the variable a folder of
+    the cache.
+    """
+    from llms.checkpoints import cache_root
+
+    given = os.environ.get(ARTEFACTS_ENV)
+    if not given:
+        return cache_root() / "npu2-artefacts" / model
+    root = Path(given).expanduser()
+    return root / model if (root / model / MANIFEST).is_file() else root
+
+
+def toolchain_for(device: str, model: str) -> Toolchain:
+    """The toolchain of a device: the twin compiles, silicon is served what was built elsewhere."""
+    return TwinToolchain() if device == "twin" else PrebuiltToolchain(prebuilt_folder(model), required=False)

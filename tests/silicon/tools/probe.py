@@ -7,8 +7,8 @@ Usage: python3 probe.py MODULE ARTEFACTS ROWS_FOLDER
 Every group of rows is a file GROUP.rows of the folder: one row of Python per line. `! ` starts a line of
 set-up, `#` a comment, and `    ~ DEVIATION | PATTERN` after a row says that the twin differs there on purpose
 (see conformance.py). The value of a row's last expression is its outcome, or the exception, or the signal
-that ended the process: every row runs in a process of its own, forked from one that has done the set-up of its
-group. Needs numpy only.
+that ended the process: every row runs in a process of its own, forked from one that has done the set-up of
+its group. Needs numpy only.
 """
 
 from __future__ import annotations

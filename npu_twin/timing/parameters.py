@@ -123,7 +123,7 @@ DEFINITIONS: tuple[Parameter, ...] = (
     Parameter(
         "host.dispatch_us", 20.0, "us", "driver and interpreter time of one call of a program", PROFILE
     ),
-    Parameter("host.copy_gbps", 9.4, "GB/s", "array handling in the interpreter, per byte in or out", MODELS),
+    Parameter("host.copy_gbps", 3.0, "GB/s", "conversion and copying of an array in the interpreter", MODELS),
     Parameter("host.transpose_gbps", 6.3, "GB/s", "head-first transposes of attention operands", PROFILE),
     Parameter(
         "host.attention_us", 280.0, "us", "attention of one decode step on the CPU, per layer", PROFILE

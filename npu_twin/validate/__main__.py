@@ -29,7 +29,10 @@ def _parser() -> argparse.ArgumentParser:
         "--no-numerics", action="store_true", help="leave the error figures out (seconds, not minutes)"
     )
     parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="processes for the error figures"
+        "--processes",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        help="processes for the error figures, about 3 GB each",
     )
     parser.add_argument("--docs", type=Path, help="document whose tables and plots are to be replaced")
     parser.add_argument("--verbose", action="store_true", help="list every row")

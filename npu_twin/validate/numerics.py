@@ -8,6 +8,7 @@ share one computation, and computations run in several processes.
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import multiprocessing
 import os
 import sys
@@ -117,6 +118,8 @@ def _failed(row: NumericsRow) -> bool:
 
 def agrees_in_print(value: float, published: Decimal) -> bool:
     """Return whether `value`, rounded to the printed digits (two at least), reads like `published`."""
+    if not math.isfinite(value):
+        return False
     printed = published.normalize()
     exponent = int(printed.as_tuple().exponent)
     if printed:

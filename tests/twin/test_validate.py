@@ -162,6 +162,8 @@ def test_quantiles():
         (0.01026, "0.01", True),  # printed as 1.0e-2: two digits
         (0.0106, "0.01", False),
         (0.1875, "0.19", True),
+        (float("nan"), "0.19", False),
+        (1274.0, "1300.0", True),
         (0.00945012, "0.00945", True),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import kernels
 from .block import Arrays, Block, Step, given, inner, make_block, result, static
-from .device_config import device_config, ffn_form, norm_eps
+from .device_config import attends_on_device, device_config, ffn_form, norm_eps
 from .model_config import ModelConfig
 
 
@@ -71,19 +71,23 @@ def v_name(config: ModelConfig) -> str:
     return "v_biased" if config.qkv_bias else "v"
 
 
-def flash_attn(config: ModelConfig, seq_len: int) -> Block:
+def flash_attn(config: ModelConfig, seq_len: int) -> tuple[Block, ...]:
     """Second ELF: causal attention; never merged with others (it owns channels and cascade).
+
+    Empty for head sizes without a device kernel: the host attends then.
 
     head_dim 64 reads the projections as they are; 128 wants heads first, which the host arranges because
     the DMA cannot transpose bf16.
     """
+    if not attends_on_device(config):
+        return ()
     c = device_config(config)
     s, q, kv = seq_len, c.q_dim, c.kv_dim
     spec = kernels.flash_attention(s, c.head_dim, c.n_heads, c.n_kv_heads)
     operands = {name: name for name in ("q", "k", "v")}
     if spec.method == "seq_first":
         buffers = [given("q", s, q), given("k", s, kv), given("v", s, kv), result("attn", s, q)]
-        return make_block("flash_attn", buffers, [Step("attn", spec, {**operands, "out": "attn"})])
+        return (make_block("flash_attn", buffers, [Step("attn", spec, {**operands, "out": "attn"})]),)
     shapes = {name: sig.shape for name, sig in spec.signature().items()}
     buffers = [given(name, *shapes[name]) for name in ("q", "k", "v")] + [result("attn", *shapes["out"])]
     d, dv_tile = c.head_dim, shapes["v"][2]
@@ -98,7 +102,7 @@ def flash_attn(config: ModelConfig, seq_len: int) -> Block:
         return {"attn": np.ascontiguousarray(arrays["attn"].transpose(1, 0, 2)).reshape(s, q)}
 
     steps = [Step("attn", spec, {**operands, "out": "attn"})]
-    return make_block("flash_attn", buffers, steps, pack=pack, unpack=unpack)
+    return (make_block("flash_attn", buffers, steps, pack=pack, unpack=unpack),)
 
 
 def ffn(config: ModelConfig, seq_len: int) -> tuple[Block, ...]:

@@ -83,7 +83,8 @@ def head_columns(config: ModelConfig, heads: int) -> Array:
     padded = device_config(config).head_dim
     half, padded_half = config.head_dim // 2, padded // 2
     inside = np.concatenate([np.arange(half), padded_half + np.arange(half)])
-    return (np.arange(heads)[:, None] * padded + inside[None, :]).reshape(-1)
+    columns: Array = (np.arange(heads)[:, None] * padded + inside[None, :]).reshape(-1)
+    return columns
 
 
 def pad_matrix(

@@ -50,7 +50,8 @@ def final_rms_norm(profiler: Profiler, row: Array, weight: Array, eps: float) ->
     with host_op(profiler, "final_rms_norm", nbytes=6 * row.size, flops=4 * row.size):
         x = widen(row)
         scale = np.float32(1.0) / np.sqrt(np.mean(x * x, dtype=np.float32) + np.float32(eps))
-        return (x * scale * widen(weight)).astype(bfloat16)
+        normed: Array = (x * scale * widen(weight)).astype(bfloat16)
+        return normed
 
 
 def decode_attention(profiler: Profiler, q: Array, keys: Array, values: Array, n_heads: int) -> Array:

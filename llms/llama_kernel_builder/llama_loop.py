@@ -25,6 +25,7 @@ from .device_config import (
     real_heads,
 )
 from .exceptions import SequenceTooLong
+from .kernels import Requirement, recording
 from .model_config import ModelConfig
 from .program import Program
 from .rope_table import tile_per_head
@@ -95,10 +96,21 @@ def all_programs(sequence: KernelSequence, config: ModelConfig) -> Iterator[Prog
     for seq_len in BUCKETS:
         if seq_len == BUCKETS[0] or seq_len <= config.max_position:
             for block in sequence.prefill_blocks(config, seq_len):
-                if block.name != "flash_attn" or attends_on_device(config):
-                    yield block.named(suffix(seq_len)).merged()
+                yield block.named(suffix(seq_len)).merged()
     for block in (*sequence.decode_blocks(config), sequence.lm_head(config)):
         yield block.merged()
+
+
+def required_kernels(
+    sequence: KernelSequence, config: ModelConfig, buckets: Sequence[int] = BUCKETS
+) -> tuple[Requirement, ...]:
+    """Every (kernel, shape) the model's blocks need for these prefill buckets and for decode."""
+    with recording() as found:
+        for seq_len in buckets:
+            sequence.prefill_blocks(config, seq_len)
+        sequence.decode_blocks(config)
+        sequence.lm_head(config)
+    return tuple(found)
 
 
 def suffix(seq_len: int) -> str:
@@ -123,11 +135,12 @@ def prepare_prefill(
     blocks = [block.named(suffix(seq_len)) for block in sequence.prefill_blocks(config, seq_len)]
     if all(block.name in run for block in blocks):
         return
+    attention = f"flash_attn{suffix(seq_len)}"
+    if not (npu_attn and attends_on_device(config)):
+        blocks = [block for block in blocks if block.name != attention]
+        run.add_host(attention, _host_attention(run, config))
     for block in blocks:
-        if block.name.startswith("flash_attn") and not (npu_attn and attends_on_device(config)):
-            run.add_host(block.name, _host_attention(run, config))
-        else:
-            run.add(block.name, block)
+        run.add(block.name, block)
     padded = device_config(config)
     rows = pad_table(lut[:seq_len], padded.head_dim)
     tables = {
@@ -256,8 +269,9 @@ def head(run: BlockRunner, weights: ModelWeights, config: ModelConfig, row: Arra
     real = row[: config.emb_dim]
     normed = host_ops.final_rms_norm(run.cache.profiler, real, weights.final_norm, config.rms_eps)
     parts = run("lm_head_gemv", 0, x=pad_vector(normed, row.size))
-    logits = np.concatenate(list(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
-    return logits[: config.vocab_size]
+    logits: Array = np.concatenate(list(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
+    kept: Array = logits[: config.vocab_size]
+    return kept
 
 
 def top1(logits: Array) -> int:
@@ -268,11 +282,11 @@ def top1(logits: Array) -> int:
 def _host_attention(run: BlockRunner, config: ModelConfig) -> Callable[..., dict[str, Array]]:
     def attend(q: Array, k: Array, v: Array) -> dict[str, Array]:
         heads, kv_heads, seq = config.n_heads, config.n_kv_heads, q.shape[0]
-        real = (
+        queries, keys, values = (
             real_heads(array, count, config).reshape(seq, -1)
             for array, count in ((q, heads), (k, kv_heads), (v, kv_heads))
         )
-        out = host_ops.prefill_attention(run.cache.profiler, *real, heads, kv_heads)
+        out = host_ops.prefill_attention(run.cache.profiler, queries, keys, values, heads, kv_heads)
         return {"attn": padded_heads(out, config)}
 
     return attend

@@ -13,6 +13,7 @@ import numpy as np
 
 from llms.llama_kernel_builder import blocks
 from llms.llama_kernel_builder.block_runner import BlockRunner
+from llms.llama_kernel_builder.layers import run_ffn_gemv
 from llms.llama_kernel_builder.model_config import ModelConfig
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +33,7 @@ def lm_head(config: ModelConfig) -> blocks.Block:
 def decode_layer(
     run: BlockRunner, layer: int, x: Array, table_q: Array, table_k: Array, attend: Attend
 ) -> Array:
-    """One layer over one row x [576] bf16; `attend` stores K and V and attends on the host."""
+    """One layer over one row x [emb] bf16; `attend` stores K and V and attends on the host."""
     qkv = run("rms_gemv_rope", layer, x=x, table_q=table_q, table_k=table_k)
     attn = attend(qkv["q_roped"], qkv["k_roped"], qkv["v"])
-    return run("o_gemv_ffn", layer, attn=attn, residual=x)["out"]
+    return run_ffn_gemv(run, layer, attn, x)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llms.checkpoints import Checkpoint, PackagedGGUF, resolve
+from llms.adapter import CheckpointSource
+from llms.checkpoints import PackagedGGUF
 from llms.llama_kernel_builder.model_config import ModelConfig, RopeScaling
 
 MODEL_CHOICES = {
@@ -21,6 +22,7 @@ PACKAGED = {
         label="SmolLM2-135M-Instruct, Q4_1 dequantised to bf16",
     )
 }
+SOURCE = CheckpointSource(MODEL_CHOICES, packaged=PACKAGED, tiny=Path(__file__).parent / "tiny")
 
 # config.json of HuggingFaceTB/SmolLM2-135M-Instruct; the checkpoint's own file is compared with it
 CONFIG = ModelConfig(
@@ -41,15 +43,3 @@ CONFIG = ModelConfig(
     max_position=8192,
     eos_token_ids=(2,),
 )
-
-
-def resolve_model(choice: str) -> str:
-    """`instruct` or `base` -> HF id; anything else (an id or a path) passes through."""
-    return MODEL_CHOICES.get(choice, choice)
-
-
-def checkpoint(model_name: str) -> Checkpoint:
-    """Resolve an HF id, an HF folder or a GGUF file. Raises CheckpointError naming file and remedy."""
-    path = Path(model_name)
-    explicit = path if path.exists() or model_name.startswith((".", "/", "~")) else None
-    return resolve(model_name, explicit=explicit, packaged=PACKAGED.get(model_name))

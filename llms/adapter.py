@@ -1,0 +1,66 @@
+"""What the `verify_adapter.py` of our models has in common: the deployment contract over a Session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .checkpoints import Checkpoint, PackagedGGUF, resolve
+from .llama_kernel_builder.model_config import ModelConfig
+from .runner import ProductionRunner
+from .session import InferenceModule, Session
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """Where the checkpoints of a model come from: choices (key -> HF id), packaged files, tiny checkpoint."""
+
+    choices: Mapping[str, str]
+    packaged: Mapping[str, PackagedGGUF] = field(default_factory=dict)
+    tiny: Path | None = None
+
+    def resolve_model(self, choice: str) -> str:
+        """A key of the choices -> HF id; anything else (an id or a path) passes through."""
+        return self.choices.get(choice, choice)
+
+    def checkpoint(self, model_name: str) -> Checkpoint:
+        """Resolve an HF id, an HF folder or a GGUF file. Raises CheckpointError naming file and remedy."""
+        path = Path(model_name).expanduser()
+        explicit = path if path.exists() or model_name.startswith((".", "/", "~")) else None
+        return resolve(model_name, explicit=explicit, packaged=self.packaged.get(model_name), tiny=self.tiny)
+
+
+class ModelAdapter:
+    """The functions of the deployment contract for one of our models."""
+
+    def __init__(self, inference: InferenceModule, source: CheckpointSource, config: ModelConfig) -> None:
+        self.inference = inference
+        self.source = source
+        self.config = config
+
+    def hf_reference(self, name: str) -> str:
+        """The reference runs on the very checkpoint that is deployed."""
+        return name
+
+    def build_config(self, model_name: str | None = None) -> ModelConfig:
+        """The configuration of a checkpoint; without one, that of the published model."""
+        if model_name is None:
+            return self.config
+        return ModelConfig.from_hf_folder(self.source.checkpoint(model_name).path)
+
+    def build_runner(
+        self,
+        model_name: str,
+        config: ModelConfig,
+        max_seq: int,
+        tokenizer: Any,
+        *,
+        npu_attn: bool = True,
+        lite_mode: bool = False,
+    ) -> ProductionRunner:
+        """Load weights and prepare the runtime; kernels are compiled for the lengths that are used."""
+        checkpoint = self.source.checkpoint(model_name)
+        session = Session(self.inference, checkpoint, tokenizer, max_seq, config=config, npu_attn=npu_attn)
+        return ProductionRunner(model_name, session, lite_mode=lite_mode)

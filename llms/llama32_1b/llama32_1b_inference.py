@@ -1,0 +1,28 @@
+"""Inference of Llama-3.2-1B on NPU2: the production functions and the command line.
+
+Run ``python -m llms.llama32_1b.llama32_1b_inference --prompt "What is gravity?"``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from llms.llama_kernel_builder.llama_loop import KernelSequence
+from llms.production import ProductionFunctions
+
+from .llama32_1b_decode import decode_blocks, decode_layer, lm_head
+from .llama32_1b_prefill import prefill_blocks, prefill_layer
+
+MODEL = "llama32_1b"
+SEQUENCE = KernelSequence(prefill_blocks, prefill_layer, decode_blocks, decode_layer, lm_head)
+
+_functions = ProductionFunctions(lambda: SEQUENCE)
+prepare_runtime = _functions.prepare_runtime
+run_npu_prefill = _functions.run_npu_prefill
+run_npu_decode_step = _functions.run_npu_decode_step
+
+if __name__ == "__main__":
+    from llms import inference_cli
+    from llms.llama32_1b import verify_adapter
+
+    sys.exit(inference_cli.main(verify_adapter))

@@ -1,0 +1,24 @@
+"""How the gates reach Qwen3-0.6B: the names of the deployment contract."""
+
+from llms.adapter import ModelAdapter
+
+from . import qwen3_0_6b_inference as inference
+from .qwen3_0_6b_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE
+
+_adapter = ModelAdapter(inference, SOURCE, CONFIG)
+resolve_model = SOURCE.resolve_model
+checkpoint = SOURCE.checkpoint
+hf_reference = _adapter.hf_reference
+build_config = _adapter.build_config
+build_runner = _adapter.build_runner
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "MODEL_CHOICES",
+    "build_config",
+    "build_runner",
+    "checkpoint",
+    "hf_reference",
+    "inference",
+    "resolve_model",
+]

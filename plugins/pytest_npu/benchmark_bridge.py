@@ -6,17 +6,15 @@ used: calibration loops never end on a clock that moves only when the device wor
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from .constants import DEVICE_LABELS, ROUNDS
+from .constants import DEVICE_LABELS, DRIVER_TIMEOUT_S, DRIVER_TIMEOUT_TOLERANCE_S, NPU2, ROUNDS
 from .device import Device
 from .events import to_jsonable
 from .models import model_name
-from .preflight import run_preflight
 from .state import NpuState, state_of
 
 XDIST_REASON = (
@@ -65,8 +63,20 @@ class NpuBenchmark:
                 "the measured function did no work on the device",
                 pytrace=False,
             )
+        if self._device.name == NPU2:
+            self._refuse_timeouts(times)
         self._record(times, warmup_rounds, seq_len, breakdown, extra)
         return result
+
+    def _refuse_timeouts(self, times: list[float]) -> None:
+        """A run that took as long as the driver's time-out was aborted by it: it failed, it is not slow."""
+        aborted = [time for time in times if abs(time - DRIVER_TIMEOUT_S) <= DRIVER_TIMEOUT_TOLERANCE_S]
+        if aborted:
+            pytest.fail(
+                f"{len(aborted)} of {len(times)} rounds took {aborted[0]:.2f} s, the driver's time-out "
+                f"(about {DRIVER_TIMEOUT_S} s): the device hung and was reset, this is no measurement",
+                pytrace=False,
+            )
 
     def _timed(self, target: Callable[..., Any]) -> Callable[..., Any]:
         clock = self._device.clock
@@ -102,6 +112,8 @@ class NpuBenchmark:
     def _record(
         self, times: list[float], warmup: int, seq_len: int | None, breakdown: Any, extra: Mapping[str, Any]
     ) -> None:
+        import statistics
+
         state = state_of(self._request.config)
         node = self._request.node
         info = state.tests.get(node.nodeid)
@@ -161,6 +173,8 @@ class WithBenchmark:
         if saved is None:
             return
         if not state.device.identity:
+            from .preflight import run_preflight
+
             run_preflight(config, state.device)
         here = machine_fields(state)
         different = [

@@ -46,6 +46,7 @@ DEFAULT_PROMPTS: Final = 2
 DEFAULT_HANG_TIMEOUT_S: Final = 900.0
 #: The driver's own time-out is about 6.1 s (XRT 2.25.0); a run that took that long was aborted by the driver.
 DRIVER_TIMEOUT_S: Final = 6.1
+DRIVER_TIMEOUT_TOLERANCE_S: Final = 0.1
 
 PHASES: Final = {
     0: "reference",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import socket
 import sys
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,6 +126,10 @@ class DeviceHolder:
 
 def environment() -> dict[str, Any]:
     """What a report says about the machine and the software. Imports nothing heavy."""
+    import importlib.metadata
+    import platform
+    import socket
+
     versions = {}
     for package in (
         "pytest",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .device import Clock, Device
 from .events import to_jsonable
 from .exceptions import DevicePoisoned, DeviceUnavailable
-from .lock import NpuLock
 from .models import model_name
 from .options import NpuOptions
 from .state import NpuState, state_of
+
+if TYPE_CHECKING:
+    from .lock import NpuLock
 
 RecordFunction = Callable[[str, Any], None]
 
@@ -126,8 +128,9 @@ def npu_options(request: pytest.FixtureRequest) -> NpuOptions:
 def npu_record(request: pytest.FixtureRequest) -> RecordFunction:
     """Put a result into the report: ``npu_record(kind, payload)`` with a JSON-able payload.
 
-    Known kinds (`topk_gate`, `diagnosis`, `profile`, ..) get a section of their own in the report, others
-    are listed as they are. Recorded at once, so it is in the report whatever happens next. Raises
+    Known kinds get a section of their own in the report: `topk_gate`, `diagnosis`, `profile`,
+    `cache_check` (rows of layer, head, tensor, cos_min, norm_ratio) and `table` (title, note, columns, rows).
+    Others are listed as they are. Recorded at once, so it is in the report whatever happens next. Raises
     `pytest_npu.RecordError` naming the entry that JSON cannot carry.
     """
     state = state_of(request.config)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from . import benchmark_bridge, html_bridge, newhooks, preflight, session, terminal, xdist_bridge
+from . import benchmark_bridge, html_bridge, newhooks, session, xdist_bridge
 from .constants import NPU2
 from .device import Device, open_default_device
 from .fixtures import (
@@ -27,7 +27,6 @@ from .options import NpuOptions, add_options
 from .phases import register_markers
 from .state import STATE, NpuState, state_of
 from .supervised import catch_fatal_signals
-from .supervisor import Supervisor, wants_supervisor
 
 __all__ = [
     "deployment",
@@ -54,6 +53,10 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Become the supervisor of a run that wants one; `pytest_cmdline_main`."""
     options = NpuOptions.from_config(config)
+    if not options.supervise:
+        return None
+    from .supervisor import Supervisor, wants_supervisor
+
     return Supervisor(config, options).run() if wants_supervisor(config, options) else None
 
 
@@ -123,7 +126,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Results by phase and where the reports are; `pytest_terminal_summary`."""
-    terminal.write_summary(terminalreporter, state_of(config))
+    state = state_of(config)
+    if state.written or state.deselected:
+        from . import terminal
+
+        terminal.write_summary(terminalreporter, state)
 
 
 @pytest.hookimpl(trylast=True)
@@ -141,6 +148,8 @@ def pytest_npu_open_deployment(folder: Path, options: NpuOptions, device: Device
 @pytest.hookimpl(trylast=True)
 def pytest_npu_preflight(device: Device | None) -> list[dict[str, Any]]:
     """Facts about the host, and about the NPU when AMD's driver opened it; `pytest_npu_preflight`."""
+    from . import preflight
+
     silicon = device is not None and device.name == NPU2 and getattr(device, "module", None) is not None
     return [*preflight.host_facts(), *(preflight.device_facts() if silicon else [])]
 

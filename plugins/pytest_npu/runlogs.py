@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -69,6 +68,8 @@ class RunLogs:
                 folder = claim_run_folder(self.report_dir, model, self.run_id)
                 log = EventLog(folder / EVENTS_FILE)
             except OSError as error:
+                import tempfile
+
                 self.fallback_reason = f"{self.report_dir} cannot be written ({error.strerror or error})"
                 self.report_dir = Path(tempfile.gettempdir()) / f"pytest-npu-reports-{os.getuid()}"
                 folder = claim_run_folder(self.report_dir, model, self.run_id)

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from . import benchmark_bridge, supervised, terminal, xdist_bridge
-from .constants import DEVICE_LABELS, QUESTIONS, REPORT_FIELD, TWIN
+from . import benchmark_bridge, retry, supervised, xdist_bridge
+from .constants import DEVICE_LABELS, NPU2, QUESTIONS, REPORT_FIELD, TWIN
 from .device import DeviceHolder
 from .events import Event, Sink, clip
 from .exceptions import DevicePoisoned
 from .models import is_ours, is_perf_test, model_name, uses_device
 from .options import NpuOptions
 from .phases import PhaseGate, order_by_phase, phase_label, phase_of
-from .report.write import write_reports
 from .runlogs import RunLogs
 from .state import NpuState, Role, TestInfo
+from .syrupy_bridge import keep_snapshots
 
 _BLOCKED_BY: pytest.StashKey[str] = pytest.StashKey()
 
@@ -110,6 +110,8 @@ def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
             uses_device(item),
         )
         state.tests[item.nodeid] = info
+        if info.device and state.device.name == NPU2:
+            retry.allow_retries(item)
         if info.perf:
             benchmark_bridge.use_device_clock(item, state)
         entry = {"nodeid": info.nodeid, "phase": info.phase, "perf": info.perf, "device": info.device}
@@ -219,8 +221,18 @@ def log_report(state: NpuState, report: pytest.TestReport) -> None:
 
 def _log_phase(state: NpuState, info: TestInfo, report: pytest.TestReport) -> None:
     if report.failed:
+        state.failed.add(report.nodeid)
         state.gate.note_failure(info.model, info.phase, report.nodeid)
     extra: dict[str, Any] = getattr(report, REPORT_FIELD, {})
+    if str(report.outcome) == "rerun":  # an outcome of pytest-rerunfailures
+        state.attempts[report.nodeid] = attempt = state.attempts.get(report.nodeid, 0) + 1
+        state.emit(
+            "retry",
+            model=info.model,
+            nodeid=report.nodeid,
+            cause=clip(report.longreprtext, 2000),
+            attempt=attempt,
+        )
     state.emit(
         "test_phase",
         model=info.model,
@@ -251,6 +263,8 @@ def log_finish(state: NpuState, nodeid: str) -> None:
     state.current = None
     if state.role is Role.CONTROLLER or state.replaying:
         return
+    if nodeid in state.failed:
+        keep_snapshots(state.config, nodeid)
     if info is not None:
         state.emit("test_finish", model=info.model, nodeid=nodeid, worker=state.worker_id)
     if state.messenger is not None:
@@ -265,6 +279,7 @@ def replay_if_done(state: NpuState, item: pytest.Item) -> bool:
     state.replaying = True
     try:
         supervised.replay(item, reports)
+        keep_snapshots(state.config, item.nodeid)
     finally:
         state.replaying = False
     return True
@@ -312,6 +327,9 @@ def finish(state: NpuState, exit_status: int) -> None:
         return
     state.emit("session_finish", exit_status=int(exit_status))
     if state.logs is not None:
+        from . import terminal
+        from .report.write import write_reports
+
         state.written = write_reports(state.logs)
         if exit_status == pytest.ExitCode.INTERNAL_ERROR:  # pytest prints no summary then
             for written in state.written:

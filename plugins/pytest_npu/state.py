@@ -7,20 +7,21 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
 from .device import DeviceHolder, environment
 from .events import Event, Sink, make_event
-from .lock import LockConfig, NoLock, NpuLock
 from .models import ModelFolders, find_model_folders
 from .options import NpuOptions
 from .phases import PhaseGate
-from .preflight import run_preflight
-from .report.write import Written
-from .runlogs import RunLogs
 from .supervised import Messenger, Past
+
+if TYPE_CHECKING:
+    from .lock import NpuLock
+    from .report.write import Written
+    from .runlogs import RunLogs
 
 
 class Role(enum.Enum):
@@ -70,6 +71,9 @@ class NpuState:
     started: set[str] = field(default_factory=set)
     #: Seconds from `@pytest.mark.npu_hang_timeout`, by node id.
     hang_limits: dict[str, float] = field(default_factory=dict)
+    #: Node ids of tests that failed in this process, and how often tests were run again.
+    failed: set[str] = field(default_factory=set)
+    attempts: dict[str, int] = field(default_factory=dict)
     #: Device clock at the last report.
     device_mark: float = 0.0
     written: list[Written] = field(default_factory=list)
@@ -98,6 +102,8 @@ class NpuState:
             options=self._option_summary(),
             **environment(),
         )
+        from .preflight import run_preflight
+
         facts = run_preflight(self.config, self.device)
         self.emit("preflight", facts=facts)
         self.emit("device", name=self.device.name, label=self.device.label, details=self.device.identity)
@@ -151,6 +157,8 @@ class NpuState:
 
     def make_lock(self) -> NpuLock:
         """The lock of this run: the machine-wide one with `--npu`, none on the twin."""
+        from .lock import LockConfig, NoLock, NpuLock
+
         kind = NpuLock if self.options.npu else NoLock
         return kind(LockConfig(self.options.lock_file, self.options.lock_timeout), self._on_lock)
 

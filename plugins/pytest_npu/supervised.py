@@ -8,8 +8,6 @@ run.
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import json
 import os
 import signal
@@ -120,6 +118,9 @@ def prepare_for_the_worst(control: Path) -> IO[str]:
 
     Returns the file that the stacks go to; it must stay open.
     """
+    import ctypes
+    import faulthandler
+
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     folder = control / STACKS
     folder.mkdir(exist_ok=True)
@@ -130,6 +131,8 @@ def prepare_for_the_worst(control: Path) -> IO[str]:
 
 def catch_fatal_signals(file: IO[str]) -> None:
     """Send the stacks of a segmentation fault to the supervisor's file instead of to the terminal."""
+    import faulthandler
+
     faulthandler.enable(file=file, all_threads=True)
 
 

@@ -250,8 +250,10 @@ class Supervisor:
             )
 
     def _as_reports(self, nodeid: str, text: str, info: Event | None) -> list[dict[str, Any]]:
-        """Reports that every consumer counts as one error: pytest and JUnit by the failed setup, pytest-html by
-        the teardown that it waits for. What the test reported before its process died is left out.
+        """Reports that every consumer counts as one error.
+
+        pytest and JUnit count the failed setup, pytest-html waits for the teardown. What the test reported
+        before its process died is left out.
         """
         location = (nodeid.split("::", 1)[0], None, nodeid.partition("::")[2].replace("::", "."))
         reports = [

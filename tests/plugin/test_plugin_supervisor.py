@@ -228,9 +228,8 @@ def test_ctrl_c_reaches_the_child_and_leaves_a_report(suite):
 
 
 def test_second_ctrl_c_ends_a_child_that_does_not_react(suite):
-    suite.model(
-        a="import ctypes\ndef test_one(): print('now', flush=True); ctypes.PyDLL(None).sem_wait(ctypes.create_string_buffer(64))"
-    )
+    wait = HOWS["native, interpreter lock held"]
+    suite.model(a=f"import ctypes\ndef test_one():\n    print('now', flush=True)\n    {wait}")
     process = suite.start("--npu-supervise", "-s")
     for line in process.stdout:
         if "now" in line:

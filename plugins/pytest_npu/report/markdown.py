@@ -54,6 +54,9 @@ def render_markdown(report: RunReport, run: str) -> str:
         [(f"{r.number} {r.title}", r.verdict, r.tests, r.duration) for r in view.phase_rows(report)],
     )
     lines += _problem_lines(report) + _gate_lines(report) + _diagnosis_lines(report) + _time_lines(report)
+    for table in view.tables(report):
+        lines += [f"## {_cell(table.title)}", "", table.note, ""]
+        lines += _table(tuple(table.columns), [tuple(row) for row in table.rows])
     lines += ["## Environment", ""]
     lines += _table(("", ""), list(view.environment_rows(report)))
     lines += ["## Do it again", ""]

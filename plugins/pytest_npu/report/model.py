@@ -245,15 +245,23 @@ def _on_test_finish(report: RunReport, event: Event) -> None:
 
 
 #: The list that records of a known kind carry; reports rely on it.
-_LISTS = {"topk_gate": "prompts", "diagnosis": "rows", "cache_check": "rows", "profile": "breakdown"}
+_LISTS = {
+    "topk_gate": "prompts",
+    "diagnosis": "rows",
+    "cache_check": "rows",
+    "profile": "breakdown",
+    "table": "rows",
+}
 
 
 def _on_record(report: RunReport, event: Event) -> None:
     """Keep a record; one that does not have the shape of its kind is listed as it is, under another name."""
     kind, payload = event["kind"], event["payload"]
     entries = payload.get(_LISTS.get(kind, "")) if isinstance(payload, dict) else None
+    entry_type = list if kind == "table" else dict
     fits = isinstance(payload, dict) and (
-        entries is None or (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries))
+        entries is None
+        or (isinstance(entries, list) and all(isinstance(entry, entry_type) for entry in entries))
     )
     known = kind in _LISTS or kind == "benchmark"
     report.records.append(event if fits or not known else {**event, "kind": f"{kind}, unexpected shape"})

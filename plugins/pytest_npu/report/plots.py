@@ -171,7 +171,7 @@ def breakdown_bars(rows: Sequence[Mapping[str, Any]], limit: int = 14) -> list[B
     widest = known[0][1]
     for row, total in known[:limit]:
         calls = row.get("calls")
-        note = f"{calls} calls" if calls else ""
+        note = f"{calls} call{'' if calls == 1 else 's'}" if calls else ""
         share = f"{total:.2f} ms, {100 * total / whole:.0f} %"
         bars.append(Bar(str(row.get("name")), str(row.get("kind")), 100.0 * total / widest, share, note))
     rest = sum(total for _, total in known[limit:])

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..constants import DRIVER_TIMEOUT_S, PHASES
+from ..constants import PHASES
 from .model import BAD, OPEN, RunReport, TestResult
 from .plots import Bar, HeatMap, LinePlot, breakdown_bars, cache_heat_maps, cosine_plot, number
 
 #: Record kinds that have a section of their own.
-KNOWN_KINDS = frozenset({"topk_gate", "diagnosis", "profile", "benchmark", "cache_check"})
+KNOWN_KINDS = frozenset({"topk_gate", "diagnosis", "profile", "benchmark", "cache_check", "table"})
 
 VERDICT_CLASS = {
     "PASS": "good",
@@ -273,9 +273,38 @@ def benchmarks(report: RunReport) -> list[dict[str, Any]]:
         payload = record["payload"]
         times = {key: number(payload.get(key)) for key in ("min", "median", "mean", "max", "stddev")}
         milliseconds = {key: "–" if value is None else f"{value * 1e3:.3f}" for key, value in times.items()}
-        suspicious = times["max"] is not None and abs(times["max"] - DRIVER_TIMEOUT_S) < 0.2
-        found.append({**payload, **milliseconds, "timeout_like": suspicious})
+        found.append({**payload, **milliseconds})
     return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that a test recorded: comparisons, utilisation, limits. Numbers are shown as they are."""
+
+    title: str
+    note: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def tables(report: RunReport) -> list[Table]:
+    """Records of kind `table`: `title`, `note`, `columns` and `rows` (lists of cells)."""
+    return [
+        Table(
+            str(record["payload"].get("title") or record.get("nodeid") or ""),
+            str(record["payload"].get("note") or ""),
+            [str(column) for column in record["payload"].get("columns") or []],
+            [
+                ["" if cell is None else _cell_text(cell) for cell in row]
+                for row in record["payload"].get("rows") or []
+            ],
+        )
+        for record in report.records_of("table")
+    ]
+
+
+def _cell_text(cell: Any) -> str:
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
 def problems(report: RunReport) -> list[TestResult]:

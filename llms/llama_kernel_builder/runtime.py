@@ -269,6 +269,10 @@ class HostRuntime:
         self._poison = KernelRunError(name, state, (self.driver.clock.now() - begin) * 1e3, cause)
         raise self._poison
 
+    def close_contexts(self) -> None:
+        """Close all hardware contexts; buffers stay, contexts are opened again when they are needed."""
+        self._contexts.clear()
+
     def close(self) -> None:
         """Close all contexts and the device."""
         self._contexts.clear()

@@ -1,0 +1,1 @@
+"""Marks this folder as a model folder; its check needs no adapter."""

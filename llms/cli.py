@@ -81,6 +81,20 @@ def run(
 
 
 @app.command()
+def doctor(
+    model: Annotated[Optional[str], typer.Argument(help="Model to check memory and artefacts for.")] = None,  # noqa: UP045
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    npu: Annotated[bool, typer.Option("--npu", help="Exit with 4 unless the NPU is ready.")] = False,
+) -> None:
+    """Say what this machine has and lacks for NPU work, and what helps. Useful without an NPU, too."""
+    from .preflight import command
+
+    text, code = command(model, as_json=as_json, npu=npu)
+    typer.echo(text, err=code == 2)
+    raise typer.Exit(code)
+
+
+@app.command()
 def clean(model: Annotated[str, typer.Argument(help="Model folder, see `npu-deploy list`.")]) -> None:
     """Remove the compiled artefacts of a model (converted weights stay)."""
     from .session import artefact_folder

@@ -69,9 +69,7 @@ class ProductionRunner:
         """Which arithmetic a prompt of this length meets, as deployed (for the matched reference)."""
         session = self.session
         bucket = bucket_for(prompt_len, session.max_seq)
-        return describe_arithmetic(
-            session.module.SEQUENCE, session.config, bucket, npu_attn=session.npu_attn
-        )
+        return describe_arithmetic(session.module.SEQUENCE, session.config, bucket, npu_attn=session.npu_attn)
 
     def prompt_limits(self) -> tuple[int, ...]:
         """Compiled prompt lengths up to the KV cache, ascending; a prompt past the last one is an error."""

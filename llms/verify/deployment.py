@@ -26,6 +26,7 @@ from typing import Any
 from llms.checkpoints import Checkpoint, resolve
 from llms.verify.capture import Capture, DiagnosisCapture, capture, capture_diagnosis
 from llms.verify.chat import EncodedPrompt, encode_prompt
+from llms.verify.matched_reference import MatchedReference
 from llms.verify.prompts import STYLES, PromptStyle, load_prompts
 from llms.verify.records import NpuRunner
 from llms.verify.reference import HFReference
@@ -303,6 +304,20 @@ class Deployment:
                 model=model,
             )
         return self._references[key]
+
+    def matched_reference(self, *, use_cache: bool | None = None) -> MatchedReference:
+        """Return a new arithmetic-matched reference of this deployment; ``use_cache`` as for HF's.
+
+        An adapter's own ``build_hf_model`` is built anew for it, as the injection changes the model.
+        """
+        cached = self.use_cache if use_cache is None else use_cache
+        model = None
+        if callable(getattr(self.adapter, "build_hf_model", None)):
+            path = str(self.reference_checkpoint.path)
+            model = self.adapter.build_hf_model(self.model_name, path, self.config())
+        return MatchedReference(
+            self.reference_checkpoint, cache=ReferenceCache.default() if cached else None, model=model
+        )
 
     def capture(
         self,

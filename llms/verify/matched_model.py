@@ -4,8 +4,9 @@ Weights, cache, masks, positions and the order of layers stay those of transform
 each operation computes: projections, attention, norms, rotary embedding, residual adds and the activation.
 Nothing of a deployment's assembly is involved, so an assembly fault shows as a difference.
 
-The injection is strict. A module that it does not know, an operation that should have become a launch and did
-not, or a different number of launches in a forward pass is an error, never a silent return to plain arithmetic.
+The injection is strict. A module that it does not know, an operation that should have become a launch and
+did not, or a different number of launches in a forward pass is an error, never a silent return to plain
+arithmetic.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from llms.verify.arithmetic import DeviceArithmetic, LinearArithmetic, PhaseArithmetic
+from llms.verify.arithmetic import DeviceArithmetic, LinearArithmetic, PhaseArithmetic, elementwise, products
 from llms.verify.arithmetic import attention as attention_kernels
-from llms.verify.arithmetic import elementwise, products
 from llms.verify.arithmetic.description import LINEARS, Role
 from llms.verify.records import Array, frozen_copy
 from llms.verify.reference import to_numpy
@@ -51,9 +51,7 @@ class _Pending(torch.Tensor):
         return pending
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             pending = next(item for item in args if isinstance(item, cls))
             name = func.__name__.strip("_")
@@ -81,9 +79,7 @@ class MatchedModel:
     def __init__(self, model: Any, *, reorder: int | None = None) -> None:
         family = getattr(model.config, "model_type", None)
         if family not in FAMILIES:
-            raise InjectionError(
-                f"model type {family!r} has no injection; there are {', '.join(FAMILIES)}"
-            )
+            raise InjectionError(f"model type {family!r} has no injection; there are {', '.join(FAMILIES)}")
         if model.dtype != torch.bfloat16:
             raise InjectionError(f"the matched reference needs a bf16 model, not {model.dtype}")
         self.model = model.eval()
@@ -93,7 +89,9 @@ class MatchedModel:
         self._phase: PhaseArithmetic | None = None
         self._counts: Counter[str] = Counter()
         self._generator = None if reorder is None else np.random.default_rng(reorder)
-        total = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+        total = sum(
+            module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)
+        )
         self._widen = total <= _WIDE_PARAMETERS
         self._expected = self._inject()
         self._cache: Any = None

@@ -1,8 +1,8 @@
 """The arithmetic-matched reference: complete runs of Hugging Face's model in the device's arithmetic.
 
 Against plain HF bf16 a correct device differs by what its number formats cost, which hides small faults.
-Against this reference it differs by the order of f32 sums alone, so nearly everything that is left is a fault.
-See :mod:`llms.verify.matched_model` for what is injected and what stays Hugging Face's.
+Against this reference it differs by the order of f32 sums alone, so nearly everything that is left is a
+fault. See :mod:`llms.verify.matched_model` for what is injected and what stays Hugging Face's.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class MatchedRun:
         tokens: the greedy choice of every step, ``n_tokens`` of them.
         fed: tokens fed to the decode steps: the own choices, or the forced ones.
         logits: ``[n_tokens, vocab]`` bf16, row 0 from the prefill.
-        keys, values: ``[n_layers, n_kv_heads, n + n_tokens - 1, head_dim]`` bf16, the cache at the end; a slot
-            is written once, so what it held at an earlier step is a prefix of it.
+        keys, values: ``[n_layers, n_kv_heads, n + n_tokens - 1, head_dim]`` bf16, the cache at the end; a
+            slot is written once, so what the cache held at an earlier step is a prefix of it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -53,7 +53,8 @@ class MatchedReference:
     Args:
         checkpoint: the checkpoint of the deployment under test.
         cache: where runs are kept; ``None`` bypasses the disk.
-        reorder: seed of a permutation of all sums over K, see :class:`llms.verify.matched_model.MatchedModel`.
+        reorder: seed of a permutation of all sums over K, see
+            :class:`llms.verify.matched_model.MatchedModel`.
         model: a Hugging Face model to inject into instead of loading the checkpoint; its runs are cached only
             with ``model_key``, its content identity.
 

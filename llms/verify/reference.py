@@ -26,7 +26,7 @@ from llms.verify.reference_cache import ReferenceCache, key_hash
 from llms.verify.topk import N_TOKENS, K, TokenStep, TokenTrace
 
 # Raise it when the content or meaning of a cached run changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _log = logging.getLogger("llms.verify.reference")
 
 
@@ -44,6 +44,7 @@ class ReferenceRun:
         prefill_final: ``[n, emb]`` after the final norm.
         decode_layers: ``[n_tokens - 1, n_layers, emb]``.
         decode_final: ``[n_tokens - 1, emb]``.
+        keys, values: ``[n_layers, n_kv_heads, n + n_tokens - 1, head_dim]``, the KV cache at the end.
     """
 
     prompt_ids: tuple[int, ...]
@@ -54,6 +55,8 @@ class ReferenceRun:
     prefill_final: Array
     decode_layers: Array
     decode_final: Array
+    keys: Array
+    values: Array
 
     def trace(self, k: int = K) -> TokenTrace:
         """Condense the run for the token-set gate."""
@@ -143,6 +146,16 @@ class HFRunner:
         layers = [{"ffn_out": self._seen[index][0]} for index in range(self.n_layers)]
         return DecodeProbe(
             DecodeStepRecord(logits, int(np.argmax(logits))), layers, self._seen[self.n_layers][0]
+        )
+
+    def kv_cache(self) -> tuple[Array, Array]:
+        """Copies of K and V, each ``[n_layers, n_kv_heads, positions, head_dim]``."""
+        import torch
+
+        layers = self._cache.layers
+        return tuple(  # type: ignore[return-value]
+            to_numpy(torch.stack([getattr(layer, name)[0] for layer in layers]))
+            for name in ("keys", "values")
         )
 
     def _forward(self, tokens: NDArray[np.int64]) -> Array:
@@ -342,6 +355,7 @@ class HFReference:
             finals.append(probe.final_hidden_normed)
         prefill_layers = np.stack([layer["ffn_out"] for layer in first.layer_intermediates])
         width, dtype = prefill_layers.shape[-1], prefill_layers.dtype
+        keys, values = runner.kv_cache()
         return ReferenceRun(
             prompt_ids=tuple(int(token) for token in prompt_ids),
             tokens=tuple(tokens),
@@ -353,6 +367,8 @@ class HFReference:
                 np.stack(layers) if layers else np.empty((0, runner.n_layers, width), dtype)
             ),
             decode_final=frozen_copy(np.stack(finals) if finals else np.empty((0, width), dtype)),
+            keys=frozen_copy(keys),
+            values=frozen_copy(values),
         )
 
 
@@ -367,6 +383,8 @@ def _head(run: ReferenceRun, n_tokens: int) -> ReferenceRun:
         logits=run.logits[:n_tokens],
         decode_layers=run.decode_layers[: n_tokens - 1],
         decode_final=run.decode_final[: n_tokens - 1],
+        keys=run.keys[:, :, : len(run.prompt_ids) + n_tokens - 1],
+        values=run.values[:, :, : len(run.prompt_ids) + n_tokens - 1],
     )
 
 
@@ -386,6 +404,8 @@ def _pack(run: ReferenceRun) -> dict[str, Array]:
         "prefill_final": run.prefill_final,
         "decode_layers": run.decode_layers,
         "decode_final": run.decode_final,
+        "keys": run.keys,
+        "values": run.values,
     }
 
 
@@ -402,4 +422,6 @@ def _unpack(stored: dict[str, Array]) -> ReferenceRun:
         prefill_final=frozen_copy(stored["prefill_final"]),
         decode_layers=frozen_copy(stored["decode_layers"]),
         decode_final=frozen_copy(stored["decode_final"]),
+        keys=frozen_copy(stored["keys"]),
+        values=frozen_copy(stored["values"]),
     )

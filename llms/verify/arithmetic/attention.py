@@ -64,9 +64,11 @@ def flash(q: Any, k: Any, v: Any, hidden: Any, how: AttentionArithmetic) -> Any:
     Raises:
         ValueError: more keys than the kernel was compiled for, or n is no multiple of 8.
     """
-    heads, n, d = q.shape
+    n = q.shape[1]
     if n > how.length or n % BLOCK:
-        raise ValueError(f"{n} keys for a kernel compiled for {how.length}: at most that, in blocks of {BLOCK}")
+        raise ValueError(
+            f"{n} keys for a kernel compiled for {how.length}: at most that, in blocks of {BLOCK}"
+        )
     kernel = _Flash(q, k, v, hidden, how)
     later: tuple[Any, Any, Any] | None = None
     share = how.length // how.stages
@@ -108,7 +110,7 @@ class _Flash:
         return (total.float() + self.mask[:, keys]).to(torch.bfloat16)
 
     def stage(self, starts: range) -> tuple[Any, Any, Any]:
-        """Maximum ``[H, n]``, denominator ``[H, n]`` and output ``[H, n, d]`` over chunks that begin there."""
+        """Maximum and denominator ``[H, n]``, output ``[H, n, d]`` over the chunks that begin there."""
         heads, n, d = self.q.shape
         maximum = torch.full((heads, n), _LOWEST, dtype=torch.bfloat16)
         total = torch.zeros(heads, n, dtype=torch.bfloat16)

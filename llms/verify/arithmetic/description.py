@@ -1,9 +1,9 @@
 """Which arithmetic a deployment uses: what its runner offers to the gates, as deployed.
 
-Only what may rightly differ between two correct deployments is described: where a sum is rounded, how keys are
-shared out, the length a prompt is padded to. What a model *is* (epsilon of a norm, rotary base, masks, order
-of layers, the sum of squares of a norm in f32) is never taken from the deployment: there the reference has its
-own opinion, so that a fault in it shows.
+Only what may rightly differ between two correct deployments is described: where a sum is rounded, how keys
+are shared out, the length a prompt is padded to. What a model *is* (epsilon of a norm, rotary base, masks,
+order of layers, the sum of squares of a norm in f32) is never taken from the deployment: there the reference
+has its own opinion, so that a fault in it shows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class LinearArithmetic:
                 f"linear method {self.method!r} is none of {', '.join(get_args(LinearMethod))}"
             )
         if (self.method in ("direct", "cascade")) != (self.step > 0):
-            raise DescriptionError(f"method {self.method} with step {self.step}: only direct and cascade step")
+            raise DescriptionError(
+                f"method {self.method} with step {self.step}: only direct and cascade step"
+            )
 
     @property
     def blocked(self) -> bool:
@@ -153,5 +155,5 @@ class DescribedRunner(Protocol):
         """Return the arithmetic that a prompt of ``prompt_len`` tokens and its decode steps meet."""
 
 
-PUBLISHED_FLOOR: Mapping[str, Rounding] = {role: "floor" for role in ROLES}
+PUBLISHED_FLOOR: Mapping[str, Rounding] = dict.fromkeys(ROLES, "floor")
 """Element-wise launches as published: float-only cores round toward minus infinity."""

@@ -1,0 +1,208 @@
+"""The gate ladder above the token-set gate: one call runs every rung that the adapter's abilities allow.
+
+    outcome = ladder.run_ladder(deployment, deployment.hf_reference(), deployment.prompts(2))
+    assert outcome.ok, outcome.message
+
+Payloads for reports (``outcome.payloads``, kind -> JSON-able dict):
+
+* ``ladder``: {"rungs": [{name, status ("passed" | "failed" | "not offered"), reason, measured: [{statistic,
+  value, where, limit, pedigree, ok}], failures: [text]}], "prompts": [text], "n_tokens"}
+* ``teacher_forced``: {"prompts": [{index, text, kl: [per step], top1_agreement, tokens: [{step, reference,
+  npu, ulps}]}]}; ``plain_reference``: the same against plain HF, without ``tokens``, with ``cache_trend``
+* ``cache_check``: {"prompts": [{index, text, key_min_cosine, value_min_cosine, key_worst_ratio,
+  value_worst_ratio: [layer][head]}]}: heat maps
+* ``layer_check``: {"prompts": [{index, text, prefill: [per layer], decode: [per layer]}]}
+* ``self_consistency``: {"checks": [{index, step, kl}]}; ``limits``: {"lengths": [..], "refusals": [..]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from llms.verify.arithmetic import DescribedRunner, DeviceArithmetic
+from llms.verify.chat import EncodedPrompt
+from llms.verify.deployment import Deployment
+from llms.verify.ladder_capture import ForcedCapture, capture_forced
+from llms.verify.ladder_device import (
+    LimitsCapture,
+    LongerPrefill,
+    Repeat,
+    at_limits,
+    determinism,
+    limits,
+    longer_prefills,
+    repeat_interleaved,
+    self_consistency,
+)
+from llms.verify.ladder_layers import layer_check
+from llms.verify.ladder_rungs import Pair, cache_check, plain_reference, teacher_forced
+from llms.verify.ladder_types import RungResult
+from llms.verify.matched_reference import MatchedReference
+from llms.verify.records import NpuRunner
+from llms.verify.reference import HFReference
+from llms.verify.thresholds import Thresholds
+from llms.verify.topk import N_TOKENS
+
+DETAILS = ("teacher_forced", "plain_reference", "cache_check", "layer_check", "self_consistency", "limits")
+
+
+@dataclass(frozen=True)
+class LadderOutcome:
+    """Outcome of all rungs.
+
+    ``ok``: no rung failed and at least one passed. ``payloads``: see the module. ``message``: the failures.
+    """
+
+    rungs: tuple[RungResult, ...]
+    payloads: dict[str, dict[str, Any]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rung failed; a ladder of which nothing was offered is no pass."""
+        return all(rung.ok for rung in self.rungs) and any(rung.status == "passed" for rung in self.rungs)
+
+    @property
+    def message(self) -> str:
+        """Text of all failed rungs, then one line on the others."""
+        failed = [rung.message() for rung in self.rungs if not rung.ok]
+        others = [f"{rung.name} {rung.status}" for rung in self.rungs if rung.ok]
+        return "\n".join([*failed, "other rungs: " + ", ".join(others)])
+
+    def rung(self, name: str) -> RungResult:
+        """Return one rung by name."""
+        return next(rung for rung in self.rungs if rung.name == name)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSide:
+    """Everything the ladder asks of the device, captured in one section."""
+
+    captures: tuple[ForcedCapture, ...]
+    repeats: tuple[Repeat, ...]
+    longer: tuple[LongerPrefill, ...]
+    at_limits: LimitsCapture
+
+
+def run_ladder(
+    deployment: Deployment,
+    reference: HFReference,
+    prompts: Sequence[EncodedPrompt],
+    n_tokens: int = N_TOKENS,
+    *,
+    device: AbstractContextManager[Any] | None = None,
+    thresholds: Thresholds | None = None,
+    matched: MatchedReference | None = None,
+    limits_up_to: int | None = None,
+) -> LadderOutcome:
+    """Run all rungs over ``prompts`` and judge them by the recorded thresholds of the model.
+
+    Both sides are fed the tokens that the plain reference chose, which the token-set gate has computed
+    already. ``device`` is held while the device works only. ``limits_up_to`` bounds the compiled lengths
+    that are tried (default: all of those that hold prompt and generation).
+    """
+    if not prompts:
+        raise ValueError("the ladder needs at least one prompt")
+    known = thresholds if thresholds is not None else Thresholds.for_model(deployment.name)
+    return judge_ladder(
+        deployment, reference, prompts, n_tokens, known, device=device, matched=matched, up_to=limits_up_to
+    )
+
+
+def judge_ladder(
+    deployment: Deployment,
+    reference: HFReference,
+    prompts: Sequence[EncodedPrompt],
+    n_tokens: int,
+    thresholds: Thresholds | None,
+    *,
+    device: AbstractContextManager[Any] | None = None,
+    matched: MatchedReference | None = None,
+    up_to: int | None = None,
+    keep_runners: bool = False,
+) -> LadderOutcome:
+    """As :func:`run_ladder`; without thresholds it only measures (what the calibration does)."""
+    plain = [reference.run(prompt.ids, n_tokens) for prompt in prompts]
+    reference.release()
+    max_seq = max(len(prompt) for prompt in prompts) + n_tokens
+    runner = deployment.runner(max_seq)
+    arithmetics = [_arithmetic(runner, len(prompt)) for prompt in prompts]
+    with _held(deployment, runner, prompts, device, keep_runners):
+        side = capture_device(runner, prompts, [run.fed for run in plain], up_to)
+    if matched is None:
+        matched = deployment.matched_reference()
+    pairs = []
+    for index, (prompt, run, capture) in enumerate(zip(prompts, plain, side.captures, strict=True)):
+        arithmetic = arithmetics[index]
+        other = None
+        if arithmetic is not None:
+            other = matched.run(prompt.ids, n_tokens, arithmetic=arithmetic, forced=run.fed)
+        pairs.append(Pair(index, prompt.text, capture, other, run, deployment.tokenizer))
+    rungs = (
+        teacher_forced(pairs, thresholds),
+        cache_check(pairs, thresholds),
+        layer_check(pairs, arithmetics, matched, thresholds),
+        plain_reference(pairs, thresholds),
+        self_consistency(pairs, side.longer, thresholds),
+        determinism(pairs, side.repeats),
+        limits(side.at_limits, thresholds),
+    )
+    matched.release()
+    return LadderOutcome(rungs, _payloads(rungs, prompts, n_tokens))
+
+
+def capture_device(
+    runner: NpuRunner, prompts: Sequence[EncodedPrompt], forced: Sequence[Sequence[int]], up_to: int | None
+) -> DeviceSide:
+    """Run everything that the rungs want from the device."""
+    captures = tuple(
+        capture_forced(runner, prompt.ids, fed) for prompt, fed in zip(prompts, forced, strict=True)
+    )
+    repeats = repeat_interleaved(runner, captures)
+    longer = longer_prefills(runner, captures)
+    text = [token for capture in captures for token in (*capture.prompt_ids, *capture.fed)]
+    return DeviceSide(captures, repeats, longer, at_limits(runner, text, up_to=up_to))
+
+
+@contextmanager
+def _held(
+    deployment: Deployment,
+    runner: NpuRunner,
+    prompts: Sequence[EncodedPrompt],
+    device: AbstractContextManager[Any] | None,
+    keep: bool,
+) -> Iterator[None]:
+    """Compile and preload first, then hold the device until its contexts are closed."""
+    prepare = getattr(runner, "prepare", None)
+    if callable(prepare):
+        limits_of = getattr(runner, "prompt_limits", tuple)
+        for length in sorted({*(len(prompt) for prompt in prompts), *limits_of()}):
+            prepare(length)
+    with device if device is not None else nullcontext():
+        try:
+            yield
+        finally:
+            if not keep:
+                deployment.release_runners()
+
+
+def _arithmetic(runner: NpuRunner, prompt_len: int) -> DeviceArithmetic | None:
+    return runner.device_arithmetic(prompt_len) if isinstance(runner, DescribedRunner) else None
+
+
+def _payloads(
+    rungs: Sequence[RungResult], prompts: Sequence[EncodedPrompt], n_tokens: int
+) -> dict[str, dict[str, Any]]:
+    payloads: dict[str, dict[str, Any]] = {
+        "ladder": {
+            "rungs": [rung.as_dict() for rung in rungs],
+            "prompts": [prompt.text for prompt in prompts],
+            "n_tokens": n_tokens,
+        }
+    }
+    for rung in rungs:
+        if rung.name in DETAILS and rung.data:
+            payloads[rung.name] = dict(rung.data)
+    return payloads

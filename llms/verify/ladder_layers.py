@@ -1,0 +1,121 @@
+"""The sharpest rung: every layer on its own, from the device's own inputs.
+
+Each layer of the matched reference is given what the device's layer was given: the hidden state that the
+layer before it put out, and the KV cache as it stood. What then differs is the arithmetic of one layer, not
+noise that thirty layers and all positions before have handed on, so a fault of a few percent in one layer at
+one step stands out, and the layer is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from llms.verify.arithmetic import DeviceArithmetic
+from llms.verify.ladder_rungs import Pair, finite_steps, whole_cache
+from llms.verify.ladder_stats import kl, vector_distance, worst
+from llms.verify.ladder_types import Judge, RungResult, not_offered
+from llms.verify.matched_reference import MatchedReference
+from llms.verify.records import Array
+from llms.verify.thresholds import Thresholds
+
+
+def layer_check(
+    pairs: Sequence[Pair],
+    arithmetics: Sequence[DeviceArithmetic | None],
+    reference: MatchedReference,
+    thresholds: Thresholds | None,
+) -> RungResult:
+    """Prefill and decode steps, layer by layer from the device's own inputs.
+
+    Statistics: ``prefill_output`` and ``decode_output``, the largest error of a layer's output at a position
+    relative to what the layer adds to its input; ``decode_mean``, its mean over the steps of a layer; ``key``
+    and ``value``, the largest relative error of a new slot; ``logits``, the largest KL of final norm and
+    LM head.
+
+    Data: ``prompts``: [{index, text, prefill: [worst output error per layer], decode: likewise}].
+    """
+    judge = Judge("layer_check", thresholds)
+    if not all(pair.npu.has_cache for pair in pairs):
+        return not_offered("layer_check", "kv_cache (a readable KV cache)")
+    if not all(pair.npu.has_layers for pair in pairs):
+        return not_offered("layer_check", "decode_step_probed (outputs of all layers)")
+    if any(arithmetic is None for arithmetic in arithmetics):
+        return not_offered("layer_check", "device_arithmetic (which arithmetic is deployed)")
+    rows = []
+    for pair, arithmetic in zip(pairs, arithmetics, strict=True):
+        assert arithmetic is not None
+        n_layers = len(reference.model.layers)
+        if pair.npu.prefill_layers.shape[0] != n_layers:
+            recorded = pair.npu.prefill_layers.shape[0]
+            judge.fail(f"{pair.at(0)}: the npu recorded {recorded} layers, the model has {n_layers}")
+            continue
+        finite_steps(judge, pair)
+        errors = [_prefill(judge, pair, arithmetic, reference.model)]
+        steps = [_decode(judge, pair, step, reference.model) for step in range(len(pair.npu.fed))]
+        entry: dict[str, Any] = {"index": pair.index, "text": pair.text}
+        entry["prefill"] = _numbers(errors[0])
+        entry["decode"] = []
+        if steps:
+            table = np.stack(steps)
+            value, (layer,) = worst(table.mean(0))
+            judge.see("decode_mean", value, f"prompt {pair.index}, output of layer {layer}, all decode steps")
+            entry["decode"] = _numbers(table.max(0))
+        rows.append(entry)
+    return judge.result("every layer from the npu's own hidden states and KV cache", {"prompts": rows})
+
+
+def _prefill(judge: Judge, pair: Pair, arithmetic: DeviceArithmetic, model: Any) -> Array:
+    outputs = pair.npu.prefill_layers.astype(bfloat16)
+    n = outputs.shape[1]
+    with model.given(outputs) as seen:
+        logits = model.prefill(pair.npu.prompt_ids, arithmetic)
+    keys, values = model.kv_cache()
+    for name, ours, theirs in (
+        ("key", pair.npu.prefill_keys, keys),
+        ("value", pair.npu.prefill_values, values),
+    ):
+        value, (layer, head, slot) = worst(vector_distance(ours, theirs).error)
+        judge.see(name, value, f"{pair.at(0)}, layer {layer} head {head} {pair.slot(slot)}")
+    return _outputs(judge, pair, 0, outputs, np.stack(seen)[:, :n], logits)
+
+
+def _decode(judge: Judge, pair: Pair, step: int, model: Any) -> Array:
+    position = len(pair.npu.prompt_ids) + step
+    outputs = pair.npu.decode_layers[step].astype(bfloat16)[:, None]
+    keys, values = whole_cache(pair.npu)
+    model.replace_cache(keys[:, :, :position], values[:, :, :position])
+    with model.given(outputs) as seen:
+        logits = model.decode(pair.npu.fed[step])
+    new_keys, new_values = model.kv_cache()
+    for name, ours, theirs in (
+        ("key", pair.npu.decode_keys[step], new_keys[:, :, position]),
+        ("value", pair.npu.decode_values[step], new_values[:, :, position]),
+    ):
+        value, (layer, head) = worst(vector_distance(ours, theirs).error)
+        judge.see(name, value, f"{pair.at(step + 1)}, layer {layer} head {head} {pair.slot(position)}")
+    return _outputs(judge, pair, step + 1, outputs, np.stack(seen), logits)
+
+
+def _outputs(judge: Judge, pair: Pair, step: int, ours: Array, theirs: Array, logits: Array) -> Array:
+    """Judge outputs ``[n_layers, n, emb]`` and the logits of a step; return the worst error per layer."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    added = b.copy()
+    added[1:] -= a[:-1]
+    with np.errstate(invalid="ignore"):
+        scale = np.maximum(np.linalg.norm(added, axis=-1), 1e-30)
+        error: Array = np.linalg.norm(a - b, axis=-1) / scale
+    value, (layer, row) = worst(error)
+    what = "prefill_output" if step == 0 else "decode_output"
+    where = pair.at(step) + (f", {pair.slot(row)}" if step == 0 else "")
+    judge.see(what, value, f"{where}, output of layer {layer}")
+    judge.see("logits", float(kl(logits, pair.npu.logits[step])), f"{pair.at(step)}, final norm and LM head")
+    per_layer: Array = np.max(error, axis=-1)
+    return per_layer
+
+
+def _numbers(values: Array) -> list[float | None]:
+    return [float(x) if np.isfinite(x) else None for x in values]

@@ -1,0 +1,117 @@
+"""Limits with a pedigree: what a correct device measures, what the weakest planted fault measures.
+
+``thresholds.json`` next to this file is written by ``python -m tools.thresholds`` and by nothing else. Every
+statistic is an upper bound: larger is worse. A model that was not measured itself gets, for each statistic,
+the largest limit among the measured ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("thresholds.json")
+FORMAT_VERSION = 1
+
+
+class ThresholdError(ValueError):
+    """The thresholds file is missing, damaged, or lacks a statistic; the text says how to remake it."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One upper bound and where it comes from.
+
+    Attributes:
+        statistic: ``<rung>.<name>``.
+        value: the limit.
+        clean: largest value that a correct device measured.
+        weakest_fault: name and value of the weakest planted fault that this statistic sees, if any.
+        source: model, checkpoint, device and date of the measurement.
+    """
+
+    statistic: str
+    value: float
+    clean: float
+    weakest_fault: tuple[str, float] | None
+    source: str
+
+    def exceeded(self, value: float) -> bool:
+        """Whether a measured value is beyond the limit; one that is not finite always is."""
+        return not (math.isfinite(value) and value <= self.value)
+
+    def text(self) -> str:
+        """The limit and its pedigree for a failure message."""
+        fault = ""
+        if self.weakest_fault is not None:
+            fault = f", weakest fault it sees: {self.weakest_fault[0]} {self.weakest_fault[1]:.4g}"
+        return f"limit {self.value:.4g} (clean up to {self.clean:.4g}{fault}; {self.source})"
+
+
+class Thresholds:
+    """The limits for one model."""
+
+    def __init__(self, limits: Mapping[str, Limit]) -> None:
+        self._limits = dict(limits)
+
+    def __getitem__(self, statistic: str) -> Limit:
+        try:
+            return self._limits[statistic]
+        except KeyError:
+            raise ThresholdError(
+                f"no limit for {statistic!r} in {FILE.name}: run python -m tools.thresholds to measure it"
+            ) from None
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of all statistics with a limit."""
+        return tuple(self._limits)
+
+    @classmethod
+    def for_model(cls, model: str, *, file: Path = FILE) -> Thresholds:
+        """Load the limits of a model folder's name.
+
+        Raises:
+            ThresholdError: the file is missing, of another format, or holds no measured model.
+        """
+        models = load_file(file)["models"]
+        if model in models:
+            return cls({name: _limit(name, entry, models[model]) for name, entry in _limits(models[model])})
+        loosest: dict[str, Limit] = {}
+        for measured in models.values():
+            for name, entry in _limits(measured):
+                limit = _limit(name, entry, measured)
+                if name not in loosest or limit.value > loosest[name].value:
+                    loosest[name] = limit
+        return cls(loosest)
+
+
+def load_file(file: Path = FILE) -> dict[str, Any]:
+    """Return the content of a thresholds file, checked for its format."""
+    remedy = "run python -m tools.thresholds to write it"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ThresholdError(f"{file.name} cannot be read ({error}): {remedy}") from error
+    if content.get("format") != FORMAT_VERSION or not content.get("models"):
+        raise ThresholdError(f"{file.name} is not of format {FORMAT_VERSION} or holds no model: {remedy}")
+    return content
+
+
+def _limits(measured: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return list(measured["limits"].items())
+
+
+def _limit(name: str, entry: Mapping[str, Any], measured: Mapping[str, Any]) -> Limit:
+    fault = entry.get("weakest_fault")
+    return Limit(
+        statistic=name,
+        value=float(entry["limit"]),
+        clean=float(entry["clean"]["max"]),
+        weakest_fault=None if fault is None else (str(fault["name"]), float(fault["value"])),
+        source=f"{measured['checkpoint']}, {measured['device']}, {measured['date']}",
+    )

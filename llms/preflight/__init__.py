@@ -9,8 +9,8 @@
 an NPU, and nothing opens a hardware context.
 """
 
-from .doctor import command, examine, render
+from .doctor import command, examine, examine_model, render
 from .machine import Machine
 from .types import Finding, Report, Status
 
-__all__ = ["Finding", "Machine", "Report", "Status", "command", "examine", "render"]
+__all__ = ["Finding", "Machine", "Report", "Status", "command", "examine", "examine_model", "render"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from . import benchmark_bridge, html_bridge, newhooks, session, xdist_bridge
+from . import benchmark_bridge, html_bridge, newhooks, session, silicon, xdist_bridge
 from .constants import NPU2
 from .device import Device, open_default_device
 from .fixtures import (
@@ -67,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     state = session.create_state(config)
     config.stash[STATE] = state
     config.pluginmanager.register(SessionHooks(state), "npu-session")
+    silicon.register(state)
     xdist_bridge.register(state)
     benchmark_bridge.register(config)
     html_bridge.register(config)
@@ -146,12 +147,14 @@ def pytest_npu_open_deployment(folder: Path, options: NpuOptions, device: Device
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_npu_preflight(device: Device | None) -> list[dict[str, Any]]:
+def pytest_npu_preflight(config: pytest.Config, device: Device | None) -> list[dict[str, Any]]:
     """Facts about the host, and about the NPU when AMD's driver opened it; `pytest_npu_preflight`."""
     from . import preflight
 
-    silicon = device is not None and device.name == NPU2 and getattr(device, "module", None) is not None
-    return [*preflight.host_facts(), *(preflight.device_facts() if silicon else [])]
+    on_silicon = device is not None and device.name == NPU2 and getattr(device, "module", None) is not None
+    return (
+        preflight.device_facts(state_of(config).options.lock_file) if on_silicon else preflight.host_facts()
+    )
 
 
 class SessionHooks:

@@ -74,7 +74,7 @@ def render_report(report: RunReport, run: str) -> str:
             headline=view.headline(report),
             started=view.time_text(report.started_at),
             rendered=view.time_text(time.time()),
-            plugin_version=importlib.metadata.version("pytest-npu"),
+            plugin_version=_version(),
             modelled=report.device_label == DEVICE_LABELS[TWIN],
             figures=view.figures(report),
             phases=view.phase_rows(report),
@@ -105,3 +105,11 @@ def render_index(models: Sequence[ModelRuns]) -> str:
             rendered=view.time_text(time.time()),
         )
     )
+
+
+def _version() -> str:
+    """Version of the plugin; it may run from a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("pytest-npu")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -27,7 +27,8 @@ class NpuBenchmark:
 
     ``npu_benchmark(run, args=(tokens,), rounds=20, seq_len=256, breakdown=rows)`` returns what `run` returned
     last. `breakdown` is a value or a function called after the last round; it and further keyword arguments
-    go to pytest-benchmark's `extra_info` and to the report.
+    go to pytest-benchmark's `extra_info` and to the report. ``metric="ttft"`` or ``metric="tpot"``
+    says what is measured; without it the name of the test tells.
     """
 
     def __init__(self, request: pytest.FixtureRequest, device: Device, benchmark: Any) -> None:

@@ -10,6 +10,7 @@ from _pytest.terminal import TerminalReporter
 
 from .header import relative
 from .report.model import RunReport
+from .report.timing import timing_of
 from .report.write import Written
 from .state import NpuState
 
@@ -98,19 +99,15 @@ def figure_lines(report: RunReport) -> list[str]:
         passed = sum(prompt.get("status") == "OK" for prompt in prompts)
         steps = record["payload"].get("n_tokens", "?")
         lines.append(f"token-set gate: {passed} of {len(prompts)} prompts, {steps} tokens each")
-    for record in report.records_of("profile")[-1:]:
-        payload = record["payload"]
-        figures = [
-            f"{name} {payload[key]:.2f} {unit}"
-            for name, key, unit in (
-                ("TTFT", "ttft_ms", "ms"),
-                ("TPOT", "tpot_ms", "ms"),
-                ("rate", "tps", "tokens/s"),
-            )
-            if isinstance(payload.get(key), (int, float))
-        ]
-        if figures:
-            lines.append(f"{', '.join(figures)}: {payload.get('clock', report.device_label)}")
+    timing = timing_of(report)
+    if timing is not None:
+        known = (
+            ("TTFT", timing.ttft_ms, "ms"),
+            ("TPOT", timing.tpot_ms, "ms"),
+            ("rate", timing.tps, "tokens/s"),
+        )
+        figures = [f"{name} {value:.2f} {unit}" for name, value, unit in known if value is not None]
+        lines.append(f"{', '.join(figures)}: {timing.clock}")
     return lines
 
 

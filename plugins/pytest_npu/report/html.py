@@ -60,8 +60,8 @@ def _short(value: Any) -> str:
 
 def render_report(report: RunReport, run: str) -> str:
     """The page of one run; `run` is the name of its folder."""
-    profiles = view.profiles(report)
-    used = {bar.kind for profile in profiles for _, bars in profile.sections for bar in bars}
+    profile = view.profile(report)
+    used = {bar.kind for _, bars in (profile.sections if profile else []) for bar in bars}
     return (
         _environment()
         .get_template("report.html.j2")
@@ -83,7 +83,7 @@ def render_report(report: RunReport, run: str) -> str:
             gates=view.gates(report),
             diagnoses=view.diagnoses(report),
             heat_maps=view.heat_maps(report),
-            profiles=profiles,
+            profile=profile,
             benchmarks=view.benchmarks(report),
             tables=view.tables(report),
             kinds=[kind for kind in _KINDS if kind[0] in used],

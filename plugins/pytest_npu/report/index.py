@@ -105,7 +105,7 @@ def _read_run(folder: Path) -> Run | None:
     if results is None:
         return None
     try:
-        profile = [r["payload"] for r in results["records"] if r["kind"] == "profile"][-1:] or [{}]
+        timing = results.get("timing") or {}
         verdict = str(results["verdict"])
         checkpoint = (results["deployment"] or {}).get("checkpoint") or {}
         page = "report.html" if (folder / "report.html").is_file() else EVENTS_FILE
@@ -120,8 +120,8 @@ def _read_run(folder: Path) -> Run | None:
             when=time_text(float(results["started_at"])),
             started_at=float(results["started_at"]),
             duration=float(results["duration_s"]),
-            ttft=number(profile[0].get("ttft_ms")),
-            tpot=number(profile[0].get("tpot_ms")),
+            ttft=number(timing.get("ttft_ms")),
+            tpot=number(timing.get("tpot_ms")),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -7,6 +7,7 @@ from typing import Any
 from . import view
 from .model import RunReport
 from .plots import number
+from .timing import timing_of
 
 
 def _cell(value: Any) -> str:
@@ -135,14 +136,10 @@ def _diagnosis_lines(report: RunReport) -> list[str]:
 
 def _time_lines(report: RunReport) -> list[str]:
     lines = []
-    for profile in view.profiles(report):
-        payload = profile.payload
-        lines += [f"## Profile, {payload.get('clock') or report.device_label}", ""]
-        figures = (
-            _figure(payload.get("ttft_ms"), 2),
-            _figure(payload.get("tpot_ms"), 2),
-            _figure(payload.get("tps"), 2),
-        )
+    timing = timing_of(report)
+    if timing is not None:
+        lines += [f"## Times, {timing.clock}", ""]
+        figures = (_figure(timing.ttft_ms, 2), _figure(timing.tpot_ms, 2), _figure(timing.tps, 2))
         lines += ["TTFT {} ms, TPOT {} ms, {} tokens/s".format(*figures), ""]
         rows = [
             (
@@ -153,7 +150,7 @@ def _time_lines(report: RunReport) -> list[str]:
                 _figure(row.get("total_ms"), 3),
                 _figure(row.get("per_call_ms"), 4),
             )
-            for row in profile.rows
+            for row in timing.rows
         ]
         lines += (
             _table(("section", "kind", "name", "calls", "ms in all", "ms per call"), rows) if rows else []

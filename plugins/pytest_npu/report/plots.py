@@ -145,7 +145,7 @@ def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
         dots = tuple(Dot(x, y, point[3]) for (x, y), point in zip(top, points, strict=True))
         band = _path(top + bottom[::-1]) + " Z" if len(points) > 1 else ""
         lines.append(Line(name, f"series{place % 3}", _path(top), band, dots))
-    digits = max(2, -math.floor(math.log10(ticks[1] - ticks[0])))
+    digits = max(2, len(f"{ticks[1] - ticks[0]:.9f}".rstrip("0").partition(".")[2]))
     step = max(1, math.ceil((last - first) / 8))
     x_labels = range(int(first), int(last) + 1, step)
     return LinePlot(
@@ -157,28 +157,35 @@ def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
     )
 
 
-def breakdown_bars(rows: Sequence[Mapping[str, Any]], limit: int = 14) -> list[Bar]:
-    """Bars of the largest entries of a breakdown, the rest summed up in one bar. Times in ms."""
+def breakdown_bars(rows: Sequence[Mapping[str, Any]], whole: float, limit: int = 12) -> list[Bar]:
+    """Bars of the largest entries of a breakdown, the rest summed up in one bar.
+
+    Times in ms; `whole` is what the shares refer to.
+    """
     known = [(row, total) for row in rows if (total := number(row.get("total_ms"))) is not None]
     known.sort(key=lambda pair: -pair[1])
-    if not known or known[0][1] <= 0:
+    if not known or known[0][1] <= 0 or whole <= 0:
         return []
-    # A kernel's time is part of its ELF's and does not count again; a list of kernels only is its own whole.
-    whole = sum(total for row, total in known if row.get("kind") != "kernel") or sum(
-        total for _, total in known
-    )
+    if len(known) == limit + 1:
+        limit += 1  # a bar for one other entry can as well be that entry
     bars = []
     widest = known[0][1]
     for row, total in known[:limit]:
         calls = row.get("calls")
         note = f"{calls} call{'' if calls == 1 else 's'}" if calls else ""
-        share = f"{total:.2f} ms, {100 * total / whole:.0f} %"
-        bars.append(Bar(str(row.get("name")), str(row.get("kind")), 100.0 * total / widest, share, note))
+        kind = str(row.get("kind"))
+        verb = {"bo_read": "read ", "bo_write": "write "}.get(kind, "")
+        label = verb + str(row.get("name"))
+        bars.append(Bar(label, kind, 100.0 * total / widest, _share(total, whole), note))
     rest = sum(total for _, total in known[limit:])
     if rest:
-        share = f"{rest:.2f} ms, {100 * rest / whole:.0f} %"
-        bars.append(Bar(f"{len(known) - limit} others", "rest", 100.0 * min(1.0, rest / widest), share, ""))
+        width = 100.0 * min(1.0, rest / widest)
+        bars.append(Bar(f"{len(known) - limit} others", "rest", width, _share(rest, whole), ""))
     return bars
+
+
+def _share(total: float, whole: float) -> str:
+    return f"{total:.2f} ms, {100 * total / whole:.0f} %"
 
 
 def cache_heat_maps(payload: Mapping[str, Any]) -> list[HeatMap]:

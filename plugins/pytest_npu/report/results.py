@@ -6,6 +6,7 @@ from typing import Any
 
 from ..constants import RESULTS_SCHEMA
 from .model import RunReport
+from .timing import timing_of
 
 RESULTS_FILE = "results.json"
 
@@ -61,8 +62,16 @@ def results_of(report: RunReport, run: str) -> dict[str, Any]:
         ],
         "interrupts": report.interrupts,
         "poisoned": report.poisoned,
+        "timing": _timing(report),
         "records": [
             {"nodeid": record.get("nodeid"), "kind": record["kind"], "payload": record["payload"]}
             for record in report.records
         ],
     }
+
+
+def _timing(report: RunReport) -> dict[str, Any] | None:
+    timing = timing_of(report)
+    if timing is None:
+        return None
+    return {name: value for name, value in vars(timing).items() if name != "rows"}

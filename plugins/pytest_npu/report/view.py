@@ -11,6 +11,7 @@ from typing import Any
 from ..constants import PHASES
 from .model import BAD, OPEN, RunReport, TestResult
 from .plots import Bar, HeatMap, LinePlot, breakdown_bars, cache_heat_maps, cosine_plot, number
+from .timing import Timing, timing_of
 
 #: Record kinds that have a section of their own.
 KNOWN_KINDS = frozenset({"topk_gate", "diagnosis", "profile", "benchmark", "cache_check", "table"})
@@ -127,18 +128,15 @@ def figures(report: RunReport) -> list[Figure]:
         found.append(
             Figure("token-set gate", f"{good} of {len(prompts)}", f"{exact} identical to the end", css)
         )
-    profiles = report.records_of("profile")
-    if profiles:
-        payload = profiles[-1]["payload"]
-        clock = str(payload.get("clock", report.device_label))
-        for label, key, unit in (
-            ("time to first token", "ttft_ms", "ms"),
-            ("time per output token", "tpot_ms", "ms"),
-            ("decode rate", "tps", "tokens/s"),
+    timing = timing_of(report)
+    if timing is not None:
+        for label, value, unit in (
+            ("time to first token", timing.ttft_ms, "ms"),
+            ("time per output token", timing.tpot_ms, "ms"),
+            ("decode rate", timing.tps, "tokens/s"),
         ):
-            value = number(payload.get(key))
             if value is not None:
-                found.append(Figure(label, f"{value:.1f} {unit}", clock))
+                found.append(Figure(label, f"{value:.1f} {unit}", timing.clock))
     cosines = [
         (cosine, row)
         for record in report.records_of("diagnosis")
@@ -248,22 +246,29 @@ def heat_maps(report: RunReport) -> list[HeatMap]:
 class Profile:
     """Where the time goes, by section (prefill, decode)."""
 
-    payload: dict[str, Any]
+    timing: Timing
     sections: list[tuple[str, list[Bar]]]
-    rows: list[dict[str, Any]]
 
 
-def profiles(report: RunReport) -> list[Profile]:
-    """Profiles with their breakdown charts."""
-    found = []
-    for record in report.records_of("profile"):
-        rows = record["payload"].get("breakdown") or []
-        names = sorted({str(row.get("section")) for row in rows}, key=lambda name: (name != "prefill", name))
-        sections = [
-            (name, breakdown_bars([r for r in rows if str(r.get("section")) == name])) for name in names
-        ]
-        found.append(Profile(record["payload"], sections, rows))
-    return found
+def profile(report: RunReport) -> Profile | None:
+    """TTFT, TPOT and their breakdown charts; None when nothing was timed."""
+    timing = timing_of(report)
+    if timing is None:
+        return None
+    names = sorted(
+        {str(row.get("section")) for row in timing.rows}, key=lambda name: (name != "prefill", name)
+    )
+    sections = []
+    for name in names:
+        rows = [row for row in timing.rows if str(row.get("section")) == name]
+        kernels = [row for row in rows if row.get("kind") == "kernel"]
+        others = [row for row in rows if row.get("kind") != "kernel"]
+        # The time of a kernel is part of its ELF's: shown apart, as a share of the same whole.
+        whole = sum(number(row.get("total_ms")) or 0.0 for row in others or kernels)
+        sections.append((name, breakdown_bars(others, whole)))
+        sections.append((f"{name}: kernels inside the ELFs", breakdown_bars(kernels, whole)))
+    sections = [(title, bars) for title, bars in sections if bars]
+    return Profile(timing, sections)
 
 
 def benchmarks(report: RunReport) -> list[dict[str, Any]]:

@@ -76,7 +76,8 @@ def resolve(
             )
         )
     if tiny is not None:
-        label = f"tiny checkpoint {tiny.name} (not {hf_id})"
+        name = tiny.parent.name if tiny.name == "tiny" else tiny.name
+        label = f"tiny checkpoint {name} (not {hf_id})"
         sources.append(("tiny", "tiny checkpoint", label, lambda: tiny))
     remedies: list[str] = ["--checkpoint PATH (HF folder or GGUF file)"]
     for kind, name, label, find in sources:

@@ -18,7 +18,7 @@ export PROMPT
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup verify verify-full diagnosis test test-all lint run chat profile compile benchmark clean
+.PHONY: help setup verify verify-full diagnosis test test-all conformance lint run chat profile compile benchmark clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ test: $(READY) ## framework tests and fast gates
 
 test-all: $(READY) ## everything, the slow tests too
 	$(BIN)/python -m pytest
+
+conformance: $(READY) ## twin and runtime against the real pyxrt in a Debian sid chroot (root, about 6 minutes once)
+	$(BIN)/python tests/silicon/tools/run_conformance.py
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

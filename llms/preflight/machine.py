@@ -89,6 +89,7 @@ class Machine:
     sysfs: Path = Path("/sys")
     devfs: Path = Path("/dev")
     procfs: Path = Path("/proc")
+    root: Path = Path("/")
     python: str = sys.executable
     smi: str = "xrt-smi"
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -173,6 +174,11 @@ class Machine:
                 pid = int(parts[4])
                 return Holder(pid, self._command(pid))
         return None
+
+    def pyxrt_files(self) -> list[Path]:
+        """Where pyxrt is installed for other interpreters: distribution packages and AMD's own installer."""
+        places = ("usr/lib/python3*/dist-packages", "usr/lib/python3*/site-packages", "opt/xilinx/xrt/python")
+        return sorted(file for place in places for file in self.root.glob(f"{place}/pyxrt*.so"))
 
     def pyxrt(self) -> dict[str, Any]:
         """What importing pyxrt and asking its first device gives; `error` when something failed."""

@@ -115,14 +115,19 @@ def _pyxrt(machine: Machine, answer: dict[str, Any]) -> Finding:
     why = "the host runtime reaches the NPU through AMD's Python module"
     name = f"pyxrt for Python {answer.get('python', '?')}"
     if "file" not in answer:
-        return Finding(
-            "pyxrt",
-            "bad",
-            f"{name}: {answer.get('error', 'not importable')}",
-            why,
-            "install XRT with its Python module (Debian: python3-xrt) and run with the system's Python, "
-            f"{machine.python} is not it; or source /opt/xilinx/xrt/setup.sh",
+        remedy = (
+            f"install XRT {TESTED_XRT} with its Python module (Debian: python3-xrt) and run with the "
+            f"system's Python, which {machine.python} may not be"
         )
+        elsewhere = machine.pyxrt_files()
+        if elsewhere:
+            remedy = (
+                f"{elsewhere[0]} is there, but not for this interpreter: run with the system's Python it was "
+                "built for (a virtual environment with --system-site-packages will do), or source XRT's "
+                "setup script"
+            )
+        text = f"{name}: {answer.get('error', 'not importable')}"
+        return Finding("pyxrt", "bad", text, why, remedy, data={"elsewhere": [str(p) for p in elsewhere]})
     if not answer.get("complete", True):
         remedy = f"install XRT {TESTED_XRT} with the NPU driver; another module may hide it"
         return Finding("pyxrt", "bad", f"{answer['file']} has no hw_context or no ext", why, remedy)

@@ -1,4 +1,4 @@
-"""`make conformance`, second part: our runtime, the plugin and the doctor on the real pyxrt, in the sandbox."""
+"""`make conformance`, second part: runtime, plugin and doctor on the real pyxrt, in the sandbox."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ def test_select_without_a_usable_device(
     code = "from llms.llama_kernel_builder import driver; driver.select('npu2')"
     done = sandbox.run(["python3", "-c", code], env=PATHS, mode=mode)
     last = done.stderr.strip().splitlines()[-1]
-    assert re.search(text, last) and remedy in last, done.stderr
+    assert re.search(text, last), done.stderr
+    assert remedy in last, done.stderr
 
 
 class Run:
     """One `pytest --npu` of the stand-in model in the sandbox, and what it left."""
 
-    def __init__(self, sandbox: xrt_sandbox.Sandbox, out: Path, *args: str, mode: str = "device", **env: str) -> None:
+    def __init__(
+        self, sandbox: xrt_sandbox.Sandbox, out: Path, *args: str, mode: str = "device", **env: str
+    ) -> None:
         command = [*PYTEST, "-p", "pytest_npu.plugin", "--npu", "--npu-report-dir", "/out/reports"]
         target = f"{INSIDE}/sum_model/tests/check_sum.py"
-        done = sandbox.run(
-            [*command, *args, target], env={**PATHS, **env}, out=out, mode=mode, timeout=120
-        )
+        done = sandbox.run([*command, *args, target], env={**PATHS, **env}, out=out, mode=mode, timeout=120)
         self.code = done.returncode
         self.text = done.stdout + done.stderr
         self.out = out
@@ -67,10 +68,18 @@ def test_completed_but_uncomputed_is_a_numeric_failure(sandbox: xrt_sandbox.Sand
     run = Run(sandbox, tmp_path)
     assert run.code == 1, run.text
     assert "1024 of 1024 elements wrong" in run.text
-    assert run.outcomes() == {"test_sum[ELF]": "failed", "test_sum[XCLBIN]": "failed", "test_the_run_goes_on": "passed"}
-    assert {path.name for path in (tmp_path / "reports" / "sum_model").glob("*/*")} >= {"report.html", "results.json"}
+    assert run.outcomes() == {
+        "test_sum[ELF]": "failed",
+        "test_sum[XCLBIN]": "failed",
+        "test_the_run_goes_on": "passed",
+    }
+    assert {path.name for path in (tmp_path / "reports" / "sum_model").glob("*/*")} >= {
+        "report.html",
+        "results.json",
+    }
     facts = {fact["name"]: fact for fact in run.results["preflight"]}
-    assert facts["NPU generation"]["ok"] and facts["XRT"]["value"].startswith("2.25")
+    assert facts["NPU generation"]["ok"]
+    assert facts["XRT"]["value"].startswith("2.25")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,8 @@ def test_faults_end_in_the_documented_errors(
 ) -> None:
     run = Run(sandbox, tmp_path, **env)
     assert re.search(text, run.text), run.text
-    assert "Fatal Python error" not in run.text and "destructed while" not in run.text
+    assert "Fatal Python error" not in run.text
+    assert "destructed while" not in run.text
     if "43" in env.get("FX_FAIL", ""):
         assert run.code == 4, run.text
         return
@@ -98,8 +108,43 @@ def test_faults_end_in_the_documented_errors(
     assert run.outcomes()["test_the_run_goes_on"] == "passed"
 
 
+DOCTOR = {
+    "device": {
+        "NPU": "ok",
+        "NPU generation": "ok",
+        "driver": "ok",
+        "access": "ok",
+        "pyxrt": "ok",
+        "XRT": "ok",
+        "device opens": "ok",
+        "power mode": "info",
+        "lock file": "ok",
+    },
+    "no-device": {"NPU": "bad", "driver": "bad", "pyxrt": "ok", "XRT": "ok", "device opens": "bad"},
+    "locked": {"NPU": "ok", "access": "bad", "memlock limit": "bad", "device opens": "bad"},
+}
+
+
+@pytest.mark.parametrize("mode", DOCTOR)
+def test_doctor(mode: str, sandbox: xrt_sandbox.Sandbox) -> None:
+    done = sandbox.run(["python3", "-m", "llms.preflight", "--json", "--npu"], env=PATHS, mode=mode)
+    report = json.loads(done.stdout)
+    found = {finding["name"]: finding["status"] for finding in report["findings"]}
+    assert {name: found.get(name) for name in DOCTOR[mode]} == DOCTOR[mode]
+    assert (done.returncode, report["silicon"]["usable"]) == ((0, True) if mode == "device" else (4, False))
+    assert all(finding["remedy"] for finding in report["findings"] if finding["status"] == "bad")
+
+
+def test_programs_without_artefacts_are_named(sandbox: xrt_sandbox.Sandbox) -> None:
+    command = [*PYTEST, "-p", "pytest_npu.plugin", "--npu", "--npu-report-dir", "/tmp/reports"]
+    done = sandbox.run([*command, "/project/llms/smollm2_135m"], env=PATHS)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert re.search(r"compiled artefacts: smollm2_135m: .* missing in .*rms_gemv_rope", done.stderr)
+
+
 @pytest.mark.parametrize(
-    ("mode", "text"), [("no-device", "no usable NPU: pyxrt sees no NPU device"), ("locked", "Permission denied")]
+    ("mode", "text"),
+    [("no-device", "no usable NPU: pyxrt sees no NPU device"), ("locked", "Permission denied")],
 )
 def test_no_usable_device_is_exit_code_4(
     mode: str, text: str, sandbox: xrt_sandbox.Sandbox, tmp_path: Path

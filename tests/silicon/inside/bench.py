@@ -1,4 +1,4 @@
-"""A one-kernel deployment for the tests inside the sandbox: out = a + b with b static, from prebuilt artefacts."""
+"""A one-kernel deployment for the tests in the sandbox: out = a + b, b static, from prebuilt artefacts."""
 
 from __future__ import annotations
 

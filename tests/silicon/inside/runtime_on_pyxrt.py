@@ -1,4 +1,4 @@
-"""Our host runtime on the real pyxrt and its NPU user driver; run inside the sandbox by `make conformance`."""
+"""Our host runtime on the real pyxrt and its NPU user driver; `make conformance` runs it in the sandbox."""
 
 from __future__ import annotations
 
@@ -156,7 +156,10 @@ def test_a_slow_command_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("array", "text"),
-    [(np.zeros((bench.N, 2), bench.bfloat16)[:, 0], "not C-contiguous"), (np.zeros(bench.N), "dtype float64")],
+    [
+        (np.zeros((bench.N, 2), bench.bfloat16)[:, 0], "not C-contiguous"),
+        (np.zeros(bench.N), "dtype float64"),
+    ],
 )
 def test_what_pyxrt_would_copy_wrongly_is_refused(array: np.ndarray, text: str, tmp_path: Path) -> None:
     cache = bench.cache(tmp_path, "add")
@@ -205,7 +208,7 @@ print("still here")
     [
         (
             'os.environ["FX_DELAY_MS"] = "-1"',
-            "KernelRunError kernel 'add' ended in ERT_CMD_STATE_TIMEOUT after 2",
+            "ms: no end within the wait limit of 200 ms and still running",
         ),
         (
             'os.environ["FX_DELAY_MS"] = "100"\n'

@@ -13,7 +13,7 @@ from llms.verify.arithmetic import (
 )
 from llms.verify.arithmetic.description import Rounding
 
-from .llama_kernel_builder.blocks import Block, Step
+from .llama_kernel_builder.block import Block, Step
 from .llama_kernel_builder.exceptions import ProgramError
 from .llama_kernel_builder.llama_loop import KernelSequence
 from .llama_kernel_builder.model_config import ModelConfig
@@ -29,6 +29,7 @@ _PROJECTIONS = {
     "w_up": "up_proj",
     "w_down": "down_proj",
 }
+_BIASES = ("bq", "bk", "bv")
 _NORMS = {"norm_w": "input_norm", "ffn_norm_w": "post_norm"}
 # Length along K of one pass of the cascade GEMV (mlir-air e972f2942, bf16_cascade).
 _CASCADE_STEP = 512
@@ -76,6 +77,8 @@ def _phase(blocks: Iterable[Block]) -> PhaseArithmetic:
             roundings["bias"] = _rounding(step.spec)
         elif op == "silu_mul":
             roundings["activation"] = _rounding(step.spec)
+        elif op == "eltwise_add" and operands["b"] in _BIASES:
+            roundings["bias"] = _rounding(step.spec)
         elif op == "eltwise_add":
             roundings["mlp_add" if "down_proj" in linears else "attn_add"] = _rounding(step.spec)
         elif op == "flash_attention":

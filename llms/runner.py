@@ -68,12 +68,13 @@ class ProductionRunner:
     def device_arithmetic(self, prompt_len: int) -> DeviceArithmetic:
         """Which arithmetic a prompt of this length meets, as deployed (for the matched reference)."""
         session = self.session
-        bucket = bucket_for(prompt_len, session.max_seq)
+        bucket = bucket_for(prompt_len, session.config.max_position)
         return describe_arithmetic(session.module.SEQUENCE, session.config, bucket, npu_attn=session.npu_attn)
 
     def prompt_limits(self) -> tuple[int, ...]:
         """Compiled prompt lengths up to the KV cache, ascending; a prompt past the last one is an error."""
-        return tuple(bucket for bucket in BUCKETS if bucket <= self.session.max_seq)
+        largest = self.session.max_seq
+        return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
 
     def close(self) -> None:
         """Release the device."""

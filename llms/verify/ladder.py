@@ -122,11 +122,14 @@ def judge_ladder(
     matched: MatchedReference | None = None,
     up_to: int | None = None,
     keep_runners: bool = False,
+    keep_reference: bool = False,
+    max_seq: int | None = None,
 ) -> LadderOutcome:
     """As :func:`run_ladder`; without thresholds it only measures (what the calibration does)."""
     plain = [reference.run(prompt.ids, n_tokens) for prompt in prompts]
     reference.release()
-    max_seq = max(len(prompt) for prompt in prompts) + n_tokens
+    if max_seq is None:
+        max_seq = max(len(prompt) for prompt in prompts) + n_tokens
     runner = deployment.runner(max_seq)
     arithmetics = [_arithmetic(runner, len(prompt)) for prompt in prompts]
     with _held(deployment, runner, prompts, device, keep_runners):
@@ -149,7 +152,8 @@ def judge_ladder(
         determinism(pairs, side.repeats),
         limits(side.at_limits, thresholds),
     )
-    matched.release()
+    if not keep_reference:
+        matched.release()
     return LadderOutcome(rungs, _payloads(rungs, prompts, n_tokens))
 
 

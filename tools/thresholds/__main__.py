@@ -1,0 +1,208 @@
+"""``python -m tools.thresholds MODEL``: measure the limits of the ladder, write ``thresholds.json``.
+
+For every statistic of the ladder: the clean device over all prompts, the same against a reference whose sums
+run in another order (what other silicon may do), and each planted fault on the first prompt. The limit is the
+largest clean value times a margin, at least a floor below which differences mean nothing; it must not depend
+on the faults. A fault whose every statistic stays below its limit is named and ends the script with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from llms.checkpoints import write_atomically
+from llms.llama_kernel_builder import driver
+from llms.verify.chat import EncodedPrompt
+from llms.verify.deployment import Deployment
+from llms.verify.ladder import LadderOutcome, judge_ladder
+from llms.verify.matched_reference import MatchedReference
+from llms.verify.reference_cache import ReferenceCache
+from llms.verify.thresholds import FILE, FORMAT_VERSION
+from llms.verify.topk import N_TOKENS
+from tools.thresholds.faults import FAULTS
+
+MARGIN = 2.0
+# Below these a difference means nothing whatever the clean device measured: one bf16 ULP is 4e-3 relative, a
+# flipped rounding of one norm factor moves a whole row by it.
+FLOORS = {
+    "cache_check": 0.01,
+    "layer_check": 0.01,
+    "layer_check.decode_mean": 0.002,
+    "layer_check.logits": 1e-4,
+    "teacher_forced": 1e-3,
+    "teacher_forced.tie_ulps": 2.0,
+    "self_consistency": 0.01,
+    "limits": 0.02,
+    "plain_reference": 0.05,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the script; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    driver.select("twin")
+    deployment = Deployment.from_folder(options.model, checkpoint=options.checkpoint)
+    raw = _Raw(options.raw)
+    prompts = [
+        prompt
+        for style in ("instruct", "base")
+        for prompt in deployment.prompts(options.prompts, style=style)
+    ]
+    _measure_clean(deployment, prompts, raw)
+    _measure_faults(deployment, prompts[:1], raw, options.only)
+    measured = _evaluate(deployment, raw)
+    _write(deployment.name, measured, options.out)
+    escaped = [name for name, seen in measured["faults"].items() if not seen["seen_by"]]
+    print(f"{len(measured['faults'])} faults, not seen by any statistic: {', '.join(escaped) or 'none'}")
+    return 1 if escaped else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.thresholds", description=__doc__)
+    parser.add_argument("model", help="model folder")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint instead of the model's own")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per style for the clean measurement")
+    parser.add_argument("--only", nargs="*", help="measure these faults again")
+    parser.add_argument("--out", type=Path, default=FILE, help="thresholds file to update")
+    parser.add_argument(
+        "--raw",
+        type=Path,
+        required=True,
+        help="file of raw measurements; what it holds is not measured again",
+    )
+    return parser
+
+
+class _Raw:
+    """Raw measurements on disk, so that an interrupted run goes on where it was."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.content
+
+    def put(self, name: str, outcome: LadderOutcome) -> None:
+        self.content[name] = {
+            "values": {one.statistic: one.value for rung in outcome.rungs for one in rung.measured},
+            "failures": [line for rung in outcome.rungs for line in rung.failures[:2]],
+        }
+        write_atomically(self.path, json.dumps(self.content, indent=1).encode())
+        print(
+            name, *(f"{key}={value:.3g}" for key, value in self.content[name]["values"].items()), flush=True
+        )
+
+
+def _measure(
+    deployment: Deployment, prompts: list[EncodedPrompt], matched: MatchedReference, max_seq: int, keep: bool
+) -> LadderOutcome:
+    return judge_ladder(
+        deployment,
+        deployment.hf_reference(),
+        prompts,
+        N_TOKENS,
+        None,
+        matched=matched,
+        keep_runners=keep,
+        keep_reference=True,
+        max_seq=max_seq,
+    )
+
+
+def _measure_clean(deployment: Deployment, prompts: list[EncodedPrompt], raw: _Raw) -> None:
+    checkpoint, cache = deployment.reference_checkpoint, ReferenceCache.default()
+    max_seq = max(len(prompt) for prompt in prompts) + N_TOKENS
+    for label, reorder in (("clean", None), ("reordered", 1)):
+        matched = MatchedReference(checkpoint, cache=cache, reorder=reorder)
+        for index, prompt in enumerate(prompts):
+            name = f"{label} {index}"
+            if name not in raw and not (label == "reordered" and index % 4):
+                raw.put(name, _measure(deployment, [prompt], matched, max_seq, keep=True))
+    deployment.release_runners()
+
+
+def _measure_faults(
+    deployment: Deployment, prompts: list[EncodedPrompt], raw: _Raw, again: list[str] | None
+) -> None:
+    matched = MatchedReference(deployment.reference_checkpoint, cache=ReferenceCache.default())
+    for one in FAULTS:
+        name = f"fault {one.name}"
+        if not one.applies(deployment.config()) or (name in raw and one.name not in (again or ())):
+            continue
+        with one.plant():
+            raw.put(name, _measure(deployment, prompts, matched, len(prompts[0]) + N_TOKENS, keep=False))
+
+
+def _evaluate(deployment: Deployment, raw: _Raw) -> dict[str, Any]:
+    clean = {key: entry for key, entry in raw.content.items() if not key.startswith("fault ")}
+    faults = {key[6:]: entry for key, entry in raw.content.items() if key.startswith("fault ")}
+    alarms = [line for entry in clean.values() for line in entry["failures"]]
+    if alarms:
+        raise SystemExit("a clean device fails without any limit:\n" + "\n".join(alarms))
+    statistics = sorted({name for entry in clean.values() for name in entry["values"]})
+    limits: dict[str, Any] = {}
+    for name in statistics:
+        values = {key: entry["values"][name] for key, entry in clean.items() if name in entry["values"]}
+        floor = FLOORS.get(name, FLOORS[name.split(".")[0]])
+        largest = max(values.values())
+        limit = float(f"{max(MARGIN * largest, floor):.3g}")
+        planted = {key: entry["values"][name] for key, entry in faults.items() if name in entry["values"]}
+        seen = {key: value for key, value in planted.items() if not value <= limit}
+        finite = {key: value for key, value in seen.items() if value == value and value != float("inf")}
+        weakest = min(finite, key=lambda key: finite[key]) if finite else None
+        limits[name] = {
+            "limit": limit,
+            "clean": {
+                "max": _rounded(largest),
+                "median": _rounded(sorted(values.values())[len(values) // 2]),
+                "n": len(values),
+                "reordered_max": _rounded(
+                    max((v for key, v in values.items() if key.startswith("reordered")), default=0.0)
+                ),
+            },
+            "weakest_fault": None
+            if weakest is None
+            else {"name": weakest, "value": _rounded(finite[weakest])},
+            "faults": {key: _rounded(value) for key, value in planted.items()},
+        }
+    return {
+        "checkpoint": deployment.reference_checkpoint.label,
+        "content_hash": deployment.reference_checkpoint.content_hash,
+        "device": driver.current().label,
+        "date": datetime.date.today().isoformat(),
+        "margin": MARGIN,
+        "limits": limits,
+        "faults": {
+            key: {
+                "what": next((one.what for one in FAULTS if one.name == key), ""),
+                "seen_by": [
+                    *(name for name in limits if not entry["values"].get(name, 0.0) <= limits[name]["limit"]),
+                    *(["a failure without limit: " + entry["failures"][0]] if entry["failures"] else []),
+                ],
+            }
+            for key, entry in faults.items()
+        },
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if value == value and abs(value) != float("inf") else None
+
+
+def _write(model: str, measured: dict[str, Any], out: Path) -> None:
+    content: dict[str, Any] = {"format": FORMAT_VERSION, "models": {}}
+    if out.exists():
+        content = json.loads(out.read_text())
+    content["models"][model] = measured
+    content["models"] = dict(sorted(content["models"].items()))
+    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -51,7 +51,7 @@ def describe_arithmetic(
         prefill=prefill,
         decode=_phase(sequence.decode_blocks(config)),
         lm_head=_linear(head),
-        pad_token=config.eos_token_ids[0],
+        pad_token=config.pad_token,
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from . import kernels
 from .block import Block, Step, given, inner, make_block, result, static
-from .blocks_prefill import before_rope, v_name
+from .blocks_prefill import before_rope, projected, v_name
 from .device_config import device_config, ffn_form, norm_eps
 from .model_config import ModelConfig
+from .program import Buffer
 
 
 def gemv_name(config: ModelConfig) -> str:
@@ -72,6 +73,7 @@ def _merged(config: ModelConfig) -> Block:
         given("attn", q),
         static("wo", e, q),
         inner("proj", e),
+        *_bias_buffers(config),
         given("residual", e),
         inner("res1", e),
         static("ffn_norm_w", e),
@@ -87,7 +89,8 @@ def _merged(config: ModelConfig) -> Block:
     ]
     steps = [
         Step("o_gemv", kernels.gemv(e, q), {"w": "wo", "x": "attn", "out": "proj"}),
-        Step("res_add", add, {"a": "proj", "b": "residual", "out": "res1"}),
+        *_bias_steps(config),
+        Step("res_add", add, {"a": projected(config), "b": "residual", "out": "res1"}),
         Step("ffn_rms", kernels.rms_norm(1, e, eps), {"x": "res1", "w": "ffn_norm_w", "out": "normed"}),
         Step("gate_gemv", up_gemv, {"w": "w_gate", "x": "normed", "out": "gate"}),
         Step("up_gemv", up_gemv, {"w": "w_up", "x": "normed", "out": "up"}),
@@ -96,6 +99,18 @@ def _merged(config: ModelConfig) -> Block:
         Step("ffn_add", add, {"a": "down", "b": "res1", "out": "out"}),
     ]
     return make_block("o_gemv_ffn", buffers, steps)
+
+
+def _bias_buffers(config: ModelConfig) -> tuple[Buffer, ...]:
+    e = device_config(config).emb_dim
+    return (static("bo", e), inner("proj_biased", e)) if config.o_bias else ()
+
+
+def _bias_steps(config: ModelConfig) -> tuple[Step, ...]:
+    if not config.o_bias:
+        return ()
+    spec = kernels.eltwise_add(device_config(config).emb_dim)
+    return (Step("o_bias", spec, {"a": "proj", "b": "bo", "out": "proj_biased"}),)
 
 
 def _split(config: ModelConfig) -> tuple[Block, ...]:
@@ -109,6 +124,7 @@ def _split(config: ModelConfig) -> tuple[Block, ...]:
             given("attn", q),
             static("wo", e, q),
             inner("proj", e),
+            *_bias_buffers(config),
             given("residual", e),
             result("res1", e),
             static("ffn_norm_w", e),
@@ -116,7 +132,8 @@ def _split(config: ModelConfig) -> tuple[Block, ...]:
         ],
         [
             Step("o_gemv", kernels.gemv(e, q), {"w": "wo", "x": "attn", "out": "proj"}),
-            Step("res_add", add, {"a": "proj", "b": "residual", "out": "res1"}),
+            *_bias_steps(config),
+            Step("res_add", add, {"a": projected(config), "b": "residual", "out": "res1"}),
             Step("ffn_rms", kernels.rms_norm(1, e, eps), {"x": "res1", "w": "ffn_norm_w", "out": "normed"}),
         ],
     )

@@ -66,6 +66,11 @@ def before_rope(config: ModelConfig, name: str) -> str:
     return f"{name}_biased" if config.qkv_bias else name
 
 
+def projected(config: ModelConfig) -> str:
+    """Name of the output projection when its bias is added, where the model has one."""
+    return "proj_biased" if config.o_bias else "proj"
+
+
 def v_name(config: ModelConfig) -> str:
     """Name of the value output of the first ELF."""
     return "v_biased" if config.qkv_bias else "v"
@@ -138,13 +143,19 @@ def _ffn_parts(
     up_gemm, add = kernels.gemm(s, e, h), kernels.eltwise_add(s * e)
     rows, wide = (s, e), (s, h)
     norm = Step("ffn_rms", kernels.rms_norm(s, e, eps), {"x": "res1", "w": "ffn_norm_w", "out": "normed"})
+    bias: tuple[_Part, ...] = ()
+    if config.o_bias:
+        operands = {"x": "proj", "bias": "bo", "out": "proj_biased"}
+        step = Step("o_bias", kernels.bias_add(s, e), operands)
+        bias = ((step, (("bo", (e,)), ("proj_biased", rows))),)
     head = (
         (
             Step("o_gemm", kernels.gemm(s, q, e), {"a": "attn", "b": "wo", "out": "proj"}),
             (("attn", (s, q)), ("wo", (q, e)), ("proj", rows)),
         ),
+        *bias,
         (
-            Step("res_add", add, {"a": "proj", "b": "residual", "out": "res1"}),
+            Step("res_add", add, {"a": projected(config), "b": "residual", "out": "res1"}),
             (("residual", rows), ("res1", rows)),
         ),
         (norm, (("ffn_norm_w", (e,)), ("normed", rows))),
@@ -184,7 +195,7 @@ def _join(name: str, parts: tuple[_Part, ...], outputs: tuple[str, ...]) -> Bloc
         else inner
         if key in written
         else static
-        if key.startswith("w") or key.endswith("norm_w")
+        if key.startswith("w") or key.endswith("norm_w") or key == "bo"
         else given
         for key in shapes
     }

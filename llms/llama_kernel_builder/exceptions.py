@@ -2,7 +2,8 @@
 
 ToolkitError
 ├── ProgramError          a kernel spec, program or stitch map that makes no sense
-├── ConfigError           a model configuration that is out of scope or contradicts itself
+├── ConfigError           a model configuration that is incomplete or contradicts itself
+│   └── OutOfScope        an architecture that is not deployed here
 ├── CompileFailed         a toolchain refused a program
 ├── ArtefactMissing       no compiled artefact for a program (silicon without a build)
 ├── DriverUnavailable     pyxrt, device or permission missing
@@ -28,7 +29,11 @@ class ProgramError(ToolkitError):
 
 
 class ConfigError(ToolkitError):
-    """A model configuration is out of scope, incomplete or contradicts itself."""
+    """A model configuration is incomplete or contradicts itself."""
+
+
+class OutOfScope(ConfigError):
+    """The architecture is none of those that are deployed here; one sentence says which part of it."""
 
 
 class CompileFailed(ToolkitError):

@@ -207,7 +207,7 @@ def prefill(
     if n > cache.k.shape[2]:
         raise SequenceTooLong(f"the prompt has {n} tokens, the KV cache holds {cache.k.shape[2]}")
     with host_ops.host_op(profiler, "eos_pad", nbytes=8 * seq_len):
-        padded = np.full(seq_len, config.eos_token_ids[0], dtype=np.int64)
+        padded = np.full(seq_len, config.pad_token, dtype=np.int64)
         padded[:n] = ids
     x = host_ops.embed(profiler, weights.embedding, padded)
     kv_heads = config.n_kv_heads

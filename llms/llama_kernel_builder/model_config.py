@@ -12,10 +12,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .exceptions import ConfigError
+from .config_evidence import from_evidence
+from .exceptions import ConfigError, OutOfScope
 
-# model_type -> (qkv_bias, qk_norm): traits that the architecture, not a config field, decides
-_FAMILIES = {"llama": (None, False), "qwen2": (True, False), "qwen3": (None, True)}
+# model_type -> (qkv_bias, o_bias, qk_norm): traits of the architecture; None: `attention_bias` decides.
+# Mistral without its sliding window is a Llama (transformers 5, modeling_mistral).
+_FAMILIES: dict[str, tuple[bool | None, bool | None, bool]] = {
+    "llama": (None, None, False),
+    "mistral": (False, False, False),
+    "qwen2": (True, False, False),
+    "qwen3": (None, None, True),
+}
+_FUSED = ("phi3", "chatglm", "internlm2", "gpt_neox", "baichuan")
 _ROPE_TYPES = ("default", "llama3", "linear")
 
 
@@ -50,6 +58,12 @@ class ModelConfig:
     qk_norm: bool
     max_position: int
     eos_token_ids: tuple[int, ...]
+    o_bias: bool = False
+
+    @property
+    def pad_token(self) -> int:
+        """Token that fills a prompt up to its bucket: the end token, or 0 for a model that has none."""
+        return self.eos_token_ids[0] if self.eos_token_ids else 0
 
     @property
     def q_dim(self) -> int:
@@ -65,14 +79,16 @@ class ModelConfig:
     def from_hf_folder(cls, folder: Path) -> ModelConfig:
         """Read `config.json` (and `generation_config.json` for end tokens) of a checkpoint folder.
 
-        Raises ConfigError naming file and field when a field is missing, contradicts another or
-        asks for something out of scope.
+        What an older config.json does not say is read from the shapes of the weights and from the
+        tokenizer, never assumed. Raises ConfigError naming file and field when a field is missing or
+        contradicts another, OutOfScope for an architecture that is not deployed here.
         """
         path = Path(folder) / "config.json"
         data = _read_json(path)
         generation = Path(folder) / "generation_config.json"
         if generation.is_file():
             data = {**data, "_generation_eos": _read_json(generation).get("eos_token_id")}
+        data = from_evidence(data, Path(folder))
         return cls.from_hf_dict(data, source=str(path))
 
     @classmethod
@@ -81,7 +97,7 @@ class ModelConfig:
         read = _Reader(data, source)
         family = read.need("model_type", str)
         _reject_out_of_scope(data, family, source)
-        bias_rule, qk_norm = _FAMILIES[family]
+        bias_rule, o_bias_rule, qk_norm = _FAMILIES[family]
         n_heads = read.need("num_attention_heads", int)
         emb_dim = read.need("hidden_size", int)
         head_dim = data.get("head_dim")
@@ -95,7 +111,7 @@ class ModelConfig:
         if n_heads % n_kv:
             raise ConfigError(f"{source}: {n_heads} query heads cannot be grouped over {n_kv} KV heads")
         theta, scaling = _rope(data, source)
-        bias = bool(read.need("attention_bias", bool)) if bias_rule is None else bias_rule
+        said = bool(read.need("attention_bias", bool)) if bias_rule is None else False
         return cls(
             model_type=family,
             n_layers=read.need("num_hidden_layers", int),
@@ -109,10 +125,11 @@ class ModelConfig:
             rope_scaling=scaling,
             rms_eps=float(read.need("rms_norm_eps", float)),
             tied_embeddings=bool(read.need("tie_word_embeddings", bool)),
-            qkv_bias=bias,
+            qkv_bias=said if bias_rule is None else bias_rule,
             qk_norm=qk_norm,
             max_position=read.need("max_position_embeddings", int),
             eos_token_ids=_eos(data, source),
+            o_bias=said if o_bias_rule is None else o_bias_rule,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -152,41 +169,47 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _reject_out_of_scope(data: Mapping[str, Any], family: str, source: str) -> None:
     if data.get("is_encoder_decoder"):
-        raise ConfigError(
+        raise OutOfScope(
             f"{source}: '{family}' is an encoder-decoder model; only decoder-only ones are in scope"
+        )
+    if data.get("kv_lora_rank"):
+        raise OutOfScope(
+            f"{source}: '{family}' uses multi-head latent attention (kv_lora_rank); out of scope"
         )
     for field in ("num_local_experts", "num_experts", "n_routed_experts"):
         if data.get(field):
-            raise ConfigError(
-                f"{source}: '{family}' has {data[field]} experts ({field}); MoE is out of scope"
-            )
-    if data.get("kv_lora_rank"):
-        raise ConfigError(
-            f"{source}: '{family}' uses multi-head latent attention (kv_lora_rank); out of scope"
+            raise OutOfScope(f"{source}: '{family}' has {data[field]} experts ({field}); MoE is out of scope")
+    if family in _FUSED:
+        raise OutOfScope(
+            f"{source}: model_type '{family}' stores its projections fused in one matrix; out of scope, "
+            f"supported: {', '.join(_FAMILIES)}"
         )
     if family not in _FAMILIES:
-        raise ConfigError(
+        raise OutOfScope(
             f"{source}: model_type '{family}' is out of scope; supported: {', '.join(_FAMILIES)}"
+        )
+    if data.get("quantization_config"):
+        method = data["quantization_config"].get("quant_method", "unknown method")
+        raise OutOfScope(
+            f"{source}: the weights are quantised ({method}); only bf16, f16 and f32 weights are in scope"
         )
     window = data.get("sliding_window")
     if window and data.get("use_sliding_window", family not in ("qwen2", "qwen3")):
-        raise ConfigError(f"{source}: an active sliding window of {window} tokens is out of scope")
+        raise OutOfScope(f"{source}: an active sliding window of {window} tokens is out of scope")
     if any(kind != "full_attention" for kind in data.get("layer_types") or ()):
-        raise ConfigError(f"{source}: layer_types names layers without full attention; out of scope")
-    if data.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"{source}: hidden_act '{data['hidden_act']}' is out of scope; SwiGLU needs silu")
+        raise OutOfScope(f"{source}: layer_types names layers without full attention; out of scope")
+    if data.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise OutOfScope(f"{source}: hidden_act '{data['hidden_act']}' is out of scope; SwiGLU needs silu")
     if data.get("mlp_bias"):
-        raise ConfigError(f"{source}: mlp_bias is set; biases of the feed-forward part are out of scope")
-    if family == "llama" and data.get("attention_bias"):
-        raise ConfigError(
-            f"{source}: attention_bias of a Llama also biases the output projection; out of scope"
-        )
+        raise OutOfScope(f"{source}: mlp_bias is set; biases of the feed-forward part are out of scope")
     if data.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{source}: partial_rotary_factor {data['partial_rotary_factor']} is out of scope")
+        raise OutOfScope(f"{source}: partial_rotary_factor {data['partial_rotary_factor']} is out of scope")
 
 
 def _rope(data: Mapping[str, Any], source: str) -> tuple[float, RopeScaling]:
     new = data.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in new.values()):
+        raise OutOfScope(f"{source}: rope_parameters differ between kinds of layers; out of scope")
     old = data.get("rope_scaling") or {}
     theta = new.get("rope_theta", data.get("rope_theta"))
     if theta is None:
@@ -198,9 +221,7 @@ def _rope(data: Mapping[str, Any], source: str) -> tuple[float, RopeScaling]:
     fields = new if new else old
     kind = fields.get("rope_type", fields.get("type", "default"))
     if kind not in _ROPE_TYPES:
-        raise ConfigError(
-            f"{source}: rope type '{kind}' is out of scope; supported: {', '.join(_ROPE_TYPES)}"
-        )
+        raise OutOfScope(f"{source}: rope type '{kind}' is out of scope; supported: {', '.join(_ROPE_TYPES)}")
     if kind == "default":
         return float(theta), RopeScaling()
     wanted = ["factor"]
@@ -226,6 +247,6 @@ def _eos(data: Mapping[str, Any], source: str) -> tuple[int, ...]:
         for token in value if isinstance(value, list) else [value]:
             if token is not None and int(token) not in ids:
                 ids.append(int(token))
-    if not ids:
+    if not ids and not data.get("_no_end_token"):
         raise ConfigError(f"{source}: no eos_token_id; generation would never stop")
     return tuple(ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from .device_config import device_config, head_columns, pad_matrix, pad_norm, pad_vector
 from .exceptions import ConfigError
@@ -19,7 +20,7 @@ Array = np.ndarray[Any, Any]
 class LayerWeights:
     """One decoder layer, bf16, projections as stored by Hugging Face: [out, in].
 
-    Biases exist with `qkv_bias`, per-head norms with `qk_norm`, otherwise they are None.
+    Biases exist with `qkv_bias` and `o_bias`, per-head norms with `qk_norm`, otherwise they are None.
     """
 
     attn_norm: Array
@@ -34,6 +35,7 @@ class LayerWeights:
     bq: Array | None = None
     bk: Array | None = None
     bv: Array | None = None
+    bo: Array | None = None
     q_norm: Array | None = None
     k_norm: Array | None = None
 
@@ -64,12 +66,18 @@ _BIAS = {
     "bk": ("self_attn.k_proj.bias", "k"),
     "bv": ("self_attn.v_proj.bias", "k"),
 }
+_O_BIAS = {"bo": ("self_attn.o_proj.bias", "e")}
 _QK_NORM = {"q_norm": ("self_attn.q_norm.weight", "d"), "k_norm": ("self_attn.k_norm.weight", "d")}
 
 
 def layer_tensors(config: ModelConfig) -> dict[str, tuple[str, str]]:
     """Attribute of LayerWeights -> (tensor name inside a layer, its axes) for this architecture."""
-    return {**_LAYER, **(_BIAS if config.qkv_bias else {}), **(_QK_NORM if config.qk_norm else {})}
+    return {
+        **_LAYER,
+        **(_BIAS if config.qkv_bias else {}),
+        **(_O_BIAS if config.o_bias else {}),
+        **(_QK_NORM if config.qk_norm else {}),
+    }
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -92,7 +100,10 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(tensors: Mapping[str, Array], config: ModelConfig) -> ModelWeights:
-    """Assign every expected tensor. Raises ConfigError naming a tensor that is missing or mis-shaped."""
+    """Assign every expected tensor, rounded to bf16 (to nearest even) where it is stored wider.
+
+    Raises ConfigError naming a tensor that is missing or mis-shaped.
+    """
     expected = expected_tensors(config)
 
     def take(name: str) -> Array:
@@ -103,7 +114,7 @@ def load_weights(tensors: Mapping[str, Array], config: ModelConfig) -> ModelWeig
             raise ConfigError(
                 f"tensor '{name}' is {tuple(array.shape)}, the configuration says {expected[name]}"
             )
-        return array
+        return array if array.dtype == bfloat16 else array.astype(bfloat16)
 
     layers = [
         LayerWeights(
@@ -145,15 +156,17 @@ def _pad_layer(layer: LayerWeights, config: ModelConfig, c: ModelConfig) -> Laye
         "w_up": pad_matrix(layer.w_up, (c.hidden_dim, c.emb_dim)),
         "w_down": pad_matrix(layer.w_down, (c.emb_dim, c.hidden_dim)),
     }
-    for name, index in (("bq", q), ("bk", kv), ("bv", kv)):
+    for name, width, index in (("bq", c.q_dim, q), ("bk", c.kv_dim, kv), ("bv", c.kv_dim, kv)):
         bias = getattr(layer, name)
         if bias is not None:
-            padded[name] = pad_vector(bias, c.q_dim if name == "bq" else c.kv_dim, index)
+            padded[name] = pad_vector(bias, width, index)
+    if layer.bo is not None:
+        padded["bo"] = pad_vector(layer.bo, c.emb_dim)
     for name in ("q_norm", "k_norm"):
         norm = getattr(layer, name)
         if norm is not None:
             padded[name] = pad_norm(norm, c.head_dim, one)
-    unknown = {f.name for f in fields(layer)} - set(padded) - {"bq", "bk", "bv", "q_norm", "k_norm"}
+    unknown = {f.name for f in fields(layer)} - set(padded) - {"bq", "bk", "bv", "bo", "q_norm", "k_norm"}
     if unknown:
         raise ConfigError(f"no padding rule for {', '.join(sorted(unknown))}")
     return replace(layer, **padded)

@@ -27,7 +27,7 @@ from llms.verify.records import Array, frozen_copy
 from llms.verify.reference import to_numpy
 
 ATTENTION = "npu2_matched"
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Up to here decode weights are kept as f32, where torch's product is fast; larger ones stay bf16.
 _WIDE_PARAMETERS = 600_000_000
 _ACTIVATIONS = ("SiLU", "SiLUActivation")

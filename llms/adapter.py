@@ -15,9 +15,14 @@ from .session import InferenceModule, Session
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """Where the checkpoints of a model come from: choices (key -> HF id), packaged files, tiny checkpoint."""
+    """Where the checkpoints of a model come from: choices (key -> HF id), packaged files, tiny checkpoint.
+
+    The tiny checkpoint stands in for the default choice only: a variant that somebody asked for and that
+    cannot be had is an error.
+    """
 
     choices: Mapping[str, str]
+    default: str
     packaged: Mapping[str, PackagedGGUF] = field(default_factory=dict)
     tiny: Path | None = None
 
@@ -29,7 +34,8 @@ class CheckpointSource:
         """Resolve an HF id, an HF folder or a GGUF file. Raises CheckpointError naming file and remedy."""
         path = Path(model_name).expanduser()
         explicit = path if path.exists() or model_name.startswith((".", "/", "~")) else None
-        return resolve(model_name, explicit=explicit, packaged=self.packaged.get(model_name), tiny=self.tiny)
+        tiny = self.tiny if model_name == self.choices[self.default] else None
+        return resolve(model_name, explicit=explicit, packaged=self.packaged.get(model_name), tiny=tiny)
 
 
 class ModelAdapter:

@@ -66,6 +66,7 @@ def _positive(text: str) -> int:
 
 
 def _run(adapter: Any, args: argparse.Namespace) -> int:
+    from .llama_kernel_builder.exceptions import BadArgument
     from .llama_kernel_builder.llama_loop import BUCKETS
 
     if args.compile_only:
@@ -78,7 +79,10 @@ def _run(adapter: Any, args: argparse.Namespace) -> int:
     session: Session | None = None
     for prompt in prompts:
         tokenise = _tokenise(tokenizer, prompt, chat)
-        needed = min(len(tokenise()) + args.n_tokens, BUCKETS[-1])
+        try:
+            needed = min(len(tokenise()) + args.n_tokens, BUCKETS[-1])
+        except ValueError as error:
+            raise BadArgument(f"--prompt {prompt!r}: {error}") from error
         if session is None or session.max_seq < needed:
             if session is not None:
                 session.close()

@@ -13,7 +13,7 @@ MODEL_CHOICES = {
 }
 DEFAULT_MODEL = "instruct"
 
-SOURCE = CheckpointSource(MODEL_CHOICES, tiny=Path(__file__).parent / "tiny")
+SOURCE = CheckpointSource(MODEL_CHOICES, DEFAULT_MODEL, tiny=Path(__file__).parent / "tiny")
 
 # config.json of meta-llama/Llama-3.2-1B-Instruct; the checkpoint's own file is compared with it
 CONFIG = ModelConfig(

@@ -18,7 +18,7 @@ MODEL_CHOICES = {
 }
 DEFAULT_MODEL = "0.5b"
 
-SOURCE = CheckpointSource(MODEL_CHOICES, tiny=Path(__file__).parent / "tiny")
+SOURCE = CheckpointSource(MODEL_CHOICES, DEFAULT_MODEL, tiny=Path(__file__).parent / "tiny")
 
 # config.json of Qwen/Qwen2.5-0.5B-Instruct; the checkpoint's own file is compared with it
 CONFIG = ModelConfig(

@@ -22,7 +22,9 @@ PACKAGED = {
         label="SmolLM2-135M-Instruct, Q4_1 dequantised to bf16",
     )
 }
-SOURCE = CheckpointSource(MODEL_CHOICES, packaged=PACKAGED, tiny=Path(__file__).parent / "tiny")
+SOURCE = CheckpointSource(
+    MODEL_CHOICES, DEFAULT_MODEL, packaged=PACKAGED, tiny=Path(__file__).parent / "tiny"
+)
 
 # config.json of HuggingFaceTB/SmolLM2-135M-Instruct; the checkpoint's own file is compared with it
 CONFIG = ModelConfig(

@@ -19,7 +19,7 @@ def test_two(snapshot):
 
 @pytest.mark.parametrize(
     ("place", "args"),
-    [("setup", ()), ("call", ()), ("exit", ("--npu-supervise",))],
+    [("setup", ()), pytest.param("call", (), marks=pytest.mark.slow), ("exit", ("--npu-supervise",))],
     ids=["setup", "call", "crash"],
 )
 def test_device_error_never_deletes_a_snapshot(suite, monkeypatch, place, args):

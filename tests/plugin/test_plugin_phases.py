@@ -42,7 +42,7 @@ def test_models_are_finished_one_by_one_and_foreign_tests_keep_their_place(suite
     assert names[5] == "test_foreign"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
 def test_phase_order_survives_pytest_randomly(suite, seed):
     pytest.importorskip("pytest_randomly")
     suite.model(gates=GATES)

@@ -141,6 +141,7 @@ def test_healthy_supervised_run_is_like_any_other(suite):
     result.stdout.fnmatch_lines(["npu: reports in reports; supervised, hang limit 1.5 s"])
 
 
+@pytest.mark.slow
 def test_marker_sets_another_limit(suite):
     suite.model(
         a="""
@@ -160,6 +161,7 @@ def test_marker_without_a_number_is_a_usage_error(suite):
     assert "needs a number of seconds" in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_waiting_for_the_lock_is_no_hang(suite, monkeypatch, tmp_path):
     import subprocess
 
@@ -172,6 +174,7 @@ def test_waiting_for_the_lock_is_no_hang(suite, monkeypatch, tmp_path):
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_lock_is_free_after_a_hang(suite, monkeypatch, tmp_path):
     monkeypatch.setenv("STAND_IN_SILICON", "1")
     lock = tmp_path / "npu.lock"
@@ -228,8 +231,15 @@ def test_ctrl_c_reaches_the_child_and_leaves_a_report(suite):
 
 
 def test_second_ctrl_c_ends_a_child_that_does_not_react(suite):
-    wait = HOWS["native, interpreter lock held"]
-    suite.model(a=f"import ctypes\ndef test_one():\n    print('now', flush=True)\n    {wait}")
+    suite.model(
+        a="""
+import signal
+def test_one():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("now", flush=True)
+    time.sleep(60)
+"""
+    )
     process = suite.start("--npu-supervise", "-s")
     for line in process.stdout:
         if "now" in line:
@@ -265,6 +275,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_hang_of_an_xdist_worker_ends_that_worker_only(suite, monkeypatch):
     pytest.importorskip("xdist")
     monkeypatch.setenv("STAND_IN_SILICON", "1")
@@ -285,6 +296,7 @@ def test_hang_of_an_xdist_worker_ends_that_worker_only(suite, monkeypatch):
     result.stdout.fnmatch_lines(["hung: no sign of progress for 3 s*"])
 
 
+@pytest.mark.slow
 def test_run_inside_of_a_supervised_test_is_on_its_own(suite):
     suite.model(
         a="""

@@ -51,7 +51,11 @@ def test_phase_blocks_on_a_worker(suite):
     assert suite.outcomes() == {"test_one": "failed", "test_two": "blocked", "test_three": "blocked"}
 
 
-@pytest.mark.parametrize("death", ["os._exit(3)", "os.kill(os.getpid(), 9)"], ids=["exit", "SIGKILL"])
+@pytest.mark.parametrize(
+    "death",
+    ["os._exit(3)", pytest.param("os.kill(os.getpid(), 9)", marks=pytest.mark.slow)],
+    ids=["exit", "SIGKILL"],
+)
 def test_dead_worker_is_an_error_with_the_records_made_before_and_blocks_later_phases(suite, death):
     suite.model(
         a=f"""
@@ -92,6 +96,7 @@ def test_benchmark_only_with_n_is_a_usage_error(suite):
     assert "xdist" in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_choice_of_the_user_wins(suite):
     """With --dist=each every worker runs everything, the plugin does not interfere."""
     suite.model(a="def test_one(): pass")

@@ -55,7 +55,8 @@ class _Pending(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             pending = next(item for item in args if isinstance(item, cls))
             name = func.__name__.strip("_")
-            if name.removeprefix("r") != pending.operation or len(args) != 2 or kwargs:
+            fits = len(args) == 2 and not kwargs and all(isinstance(item, torch.Tensor) for item in args)
+            if name.removeprefix("r") != pending.operation or not fits or args[0].shape != args[1].shape:
                 raise InjectionError(
                     f"transformers applies {func.__name__!r} where the device has a launch "
                     f"{pending.operation!r}: this version's model code is not known to the injection"

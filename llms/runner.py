@@ -76,6 +76,24 @@ class ProductionRunner:
         largest = self.session.max_seq
         return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
 
+    def weight_ledger(self) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Array]]:
+        """Tensors that were read, tensors that were not, and what every weight holds (`layers.0.wq`) in bf16."""
+        session = self.session
+        ledger = session.tensors.ledger()
+        weights = session.loaded
+        held = {
+            "embedding": weights.embedding,
+            "final_norm": weights.final_norm,
+            "lm_head": weights.lm_head,
+        }
+        for index, layer in enumerate(weights.layers):
+            held.update({f"layers.{index}.{name}": a for name, a in vars(layer).items() if a is not None})
+        return ledger.loaded, ledger.unused, held
+
+    def rope_table(self) -> Array:
+        """The table of rotary angles in use: float32 [positions, head_dim], a row is [cos half | sin half]."""
+        return host_ops.widen(self.session.rope_lut)
+
     def close(self) -> None:
         """Release the device."""
         self._kv = None

@@ -139,7 +139,9 @@ class Session:
         )
         self.prefill_cache = BlockRunner(self.cache, merged=merged)
         self.decode_cache = BlockRunner(self.cache, merged=merged)
-        self.weights = pad_weights(load_weights(load_tensors(checkpoint), self.config), self.config)
+        self.tensors = load_tensors(checkpoint)
+        self.loaded = load_weights(self.tensors, self.config)
+        self.weights = pad_weights(self.loaded, self.config)
         self.rope_lut = rope_table(self.config, BUCKETS[-1])
 
     def prepare(self, prompt_len: int) -> None:

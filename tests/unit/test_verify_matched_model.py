@@ -188,7 +188,7 @@ def test_changed_model_code_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return self.down_proj(self.act_fn(self.gate_proj(x)).mul(0.5) * self.up_proj(x)) * 2
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", scaled)
-    with pytest.raises(InjectionError, match="applies '.*mul.*' where the device has a launch 'mul'"):
+    with pytest.raises(InjectionError, match=r"applies '.*mul.*' where the device has a launch 'mul'"):
         model.prefill(PROMPT, device())
 
     def without(self: Any, x: Any) -> Any:

@@ -1,0 +1,389 @@
+"""The rungs against a small model that plays the device: clean, and with one fault at a time.
+
+The device is a second injected model whose sums run in another order, so the clean case is not bit equal by
+construction; faults are planted in what it does between the calls. Limits are set here, near what the clean
+device measures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llms.checkpoints import Checkpoint
+from llms.verify import DecodeProbe, DecodeStepRecord, EncodedPrompt, HFReference, PrefillRecord
+from llms.verify.arithmetic import (
+    AttentionArithmetic,
+    DeviceArithmetic,
+    LinearArithmetic,
+    PhaseArithmetic,
+)
+from llms.verify.arithmetic.description import LINEARS, PUBLISHED_FLOOR
+from llms.verify.ladder import LadderOutcome, run_ladder
+from llms.verify.ladder_types import Judge
+from llms.verify.matched_reference import MatchedReference
+from llms.verify.thresholds import Limit, ThresholdError, Thresholds
+
+N_TOKENS = 8
+MAX_SEQ = 24
+PROMPTS = (
+    EncodedPrompt("one", (3, 17, 5, 60, 22, 8, 9, 41, 77), "base"),
+    EncodedPrompt("two", (60, 22, 8, 9, 33, 11, 90), "base"),
+)
+ARITHMETIC = DeviceArithmetic(
+    PhaseArithmetic(
+        dict.fromkeys(LINEARS, LinearArithmetic("drain")),
+        AttentionArithmetic("flash", 128, 2, depth=16),
+        PUBLISHED_FLOOR,
+    ),
+    PhaseArithmetic(
+        dict.fromkeys(LINEARS, LinearArithmetic("gemv")), AttentionArithmetic("host"), PUBLISHED_FLOOR
+    ),
+    LinearArithmetic("gemv"),
+)
+# Clean, over both prompts: KL 2e-5, layer errors 4e-3, slots 2e-3; self-consistency and limits 2e-2.
+LIMITS = {
+    "teacher_forced": 1e-3,
+    "teacher_forced.tie_ulps": 3.0,
+    "cache_check": 0.02,
+    "layer_check": 0.02,
+    "layer_check.logits": 1e-4,
+    "plain_reference": 0.2,
+    "self_consistency": 0.05,
+    "limits": 0.05,
+}
+
+
+class FixedThresholds(Thresholds):
+    """Limits per rung, statistic by statistic where named."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def __getitem__(self, statistic: str) -> Limit:
+        value = LIMITS.get(statistic, LIMITS[statistic.split(".")[0]])
+        return Limit(statistic, value, value / 2, ("some_fault", value * 9), "tiny model, today")
+
+
+class Tokenizer:
+    """Decodes ids to words."""
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(f"w{i}" for i in ids)
+
+
+def build() -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(11)
+    config = Qwen3Config(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        initializer_range=0.15,
+    )
+    return Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("qwen3")
+    build().save_pretrained(folder)
+    return Checkpoint(folder, "tiny", "explicit", "e" * 64)
+
+
+class Plain:
+    """A runner with the contract's own two functions and nothing else."""
+
+    name = "played device"
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.length = 0
+
+    def prefill(self, prompt_tokens: Any) -> PrefillRecord:
+        ids = [int(token) for token in prompt_tokens]
+        if len(ids) > MAX_SEQ:
+            raise ValueError(f"{len(ids)} tokens do not fit {MAX_SEQ}")
+        return self._prefill(ids)[0]
+
+    def _prefill(self, ids: list[int]) -> tuple[PrefillRecord, list[Any]]:
+        seen: list[Any] = []
+        with self._watching(seen):
+            logits = self.model.prefill(ids, ARITHMETIC).astype(np.float32)
+        self.length = len(ids)
+        layers = [{"ffn_out": layer[: len(ids)]} for layer in seen]
+        return PrefillRecord(layers, np.empty(0, np.float32), logits, int(logits.argmax())), seen
+
+    def decode_step(self, input_token: int, current_pos: int) -> DecodeStepRecord:
+        return self._decode(input_token, current_pos)[0]
+
+    def _decode(self, token: int, position: int) -> tuple[DecodeStepRecord, list[Any]]:
+        if position >= MAX_SEQ:
+            raise ValueError(f"position {position} is outside the cache of {MAX_SEQ}")
+        seen: list[Any] = []
+        with self._watching(seen):
+            logits = self.model.decode(token).astype(np.float32)
+        self.length += 1
+        return DecodeStepRecord(logits, int(logits.argmax())), seen
+
+    @contextmanager
+    def _watching(self, seen: list[Any]) -> Iterator[None]:
+        from llms.verify.reference import to_numpy
+
+        handles = [
+            layer.register_forward_hook(lambda _m, _i, out: seen.append(to_numpy(out)[0]))
+            for layer in self.model.layers
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class Full(Plain):
+    """All abilities, and one planted fault (``kind``)."""
+
+    def __init__(self, model: Any, kind: str = "clean") -> None:
+        super().__init__(model)
+        self.kind = kind
+        self.calls = 0
+        self.steps = 0
+
+    def device_arithmetic(self, prompt_len: int) -> DeviceArithmetic:
+        return ARITHMETIC
+
+    def prompt_limits(self) -> tuple[int, ...]:
+        return (16, MAX_SEQ)
+
+    def prefill(self, prompt_tokens: Any) -> PrefillRecord:
+        self.calls += 1
+        self.steps = 0
+        ids = [int(token) for token in prompt_tokens]
+        if self.kind == "truncates":
+            ids = ids[:MAX_SEQ]
+        record = super().prefill(ids)
+        if self.kind == "views":
+            last = record.layer_intermediates[-1]
+            record = PrefillRecord(
+                [last] * 3, record.final_hidden_normed, record.logits_at_pred, record.top1_token
+            )
+        if self.kind == "drifts" and self.calls > len(PROMPTS):
+            logits = record.logits_at_pred * np.float32(1.001)
+            record = PrefillRecord(record.layer_intermediates, np.empty(0), logits, record.top1_token)
+        return record
+
+    def decode_step(self, input_token: int, current_pos: int) -> DecodeStepRecord:
+        return self.decode_step_probed(input_token, current_pos).record
+
+    def decode_step_probed(self, input_token: int, current_pos: int) -> DecodeProbe:
+        self.steps += 1
+        keys, values = self.model.kv_cache()
+        if self.kind == "hole" and self.steps > 1:
+            holed = keys.copy(), values.copy()
+            holed[0][:, :, 4], holed[1][:, :, 4] = 0, 0
+            self.model.replace_cache(*holed)
+        record, seen = self._decode(input_token, current_pos)
+        if self.kind == "hole" and self.steps > 1:
+            self._put(slice(0, keys.shape[2]), keys, values)
+        self._after()
+        if self.kind == "nan" and self.steps == 3:
+            logits = np.array(record.lm_head_logits)
+            logits[5] = np.nan
+            record = DecodeStepRecord(logits, record.top1_token)
+        if self.kind == "rank" and self.steps == 2:
+            record = DecodeStepRecord(-record.lm_head_logits, int((-record.lm_head_logits).argmax()))
+        return DecodeProbe(record, [{"ffn_out": layer[0]} for layer in seen])
+
+    def _after(self) -> None:
+        keys, values = self.model.kv_cache()
+        if self.kind == "scale":
+            values = values.copy()
+            values[:, :, -1] = (values[:, :, -1].astype(np.float32) * 1.04).astype(values.dtype)
+        elif self.kind == "clobber":
+            keys = keys.copy()
+            keys[1, 0, 2] = keys[1, 0, 3]
+        elif self.kind == "swapped heads":
+            keys = keys.copy()
+            keys[2, :, -1] = keys[2, ::-1, -1]
+        else:
+            return
+        self.model.replace_cache(keys, values)
+
+    def _put(self, slots: slice, keys: Any, values: Any) -> None:
+        now = [array.copy() for array in self.model.kv_cache()]
+        now[0][:, :, slots], now[1][:, :, slots] = keys, values
+        self.model.replace_cache(*now)
+
+    def kv_cache(self) -> tuple[Any, Any]:
+        """Padded to the length of a device's cache."""
+        result = []
+        for array in self.model.kv_cache():
+            padded = np.zeros((*array.shape[:2], MAX_SEQ, array.shape[3]), array.dtype)
+            padded[:, :, : array.shape[2]] = array
+            result.append(padded)
+        return result[0], result[1]
+
+
+class Subject:
+    """What the ladder needs of a deployment."""
+
+    name = "played"
+    tokenizer = Tokenizer()
+
+    def __init__(self, checkpoint: Checkpoint, runner: Any) -> None:
+        self.checkpoint = checkpoint
+        self._runner = runner
+        self.events: list[str] = []
+
+    def runner(self, max_seq: int) -> Any:
+        self.events.append("runner")
+        return self._runner
+
+    def release_runners(self) -> None:
+        self.events.append("released")
+
+    def matched_reference(self) -> MatchedReference:
+        return MatchedReference(self.checkpoint)
+
+
+@pytest.fixture(scope="module")
+def device_model(checkpoint: Checkpoint) -> Any:
+    from llms.verify.matched_model import MatchedModel
+    from llms.verify.reference import load_hf_model
+
+    return MatchedModel(load_hf_model(checkpoint), reorder=7)
+
+
+@pytest.fixture(scope="module")
+def hf(checkpoint: Checkpoint) -> HFReference:
+    return HFReference(checkpoint)
+
+
+def climb(checkpoint: Checkpoint, hf: HFReference, runner: Any) -> LadderOutcome:
+    subject: Any = Subject(checkpoint, runner)
+    return run_ladder(subject, hf, PROMPTS, N_TOKENS, thresholds=FixedThresholds())
+
+
+def test_a_clean_device_passes_every_rung(checkpoint: Checkpoint, hf: HFReference, device_model: Any) -> None:
+    outcome = climb(checkpoint, hf, Full(device_model))
+    assert outcome.ok, outcome.message
+    assert {rung.status for rung in outcome.rungs} == {"passed"}
+    assert json.loads(json.dumps(outcome.payloads, allow_nan=False)).keys() >= {"ladder", "cache_check", "layer_check"}
+    heat = outcome.payloads["cache_check"]["prompts"][0]["value_min_cosine"]
+    assert (len(heat), len(heat[0])) == (3, 2)
+    tried = {row["length"] for row in outcome.payloads["limits"]["lengths"]}
+    assert tried == {16, 17, 24}
+    assert [refusal["length"] for refusal in outcome.payloads["limits"]["refusals"]] == [25, 24]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rungs", "words"),
+    [
+        ("nan", {"teacher_forced", "layer_check", "plain_reference"}, "decode step 3 (token 'w"),
+        ("rank", {"teacher_forced"}, "is not in the npu's top 5"),
+        ("scale", {"cache_check", "layer_check"}, "norm ratio 1.04"),
+        ("clobber", {"cache_check"}, "changed K of layer 1 head 0 slot 2 (prompt, token 'w5')"),
+        ("swapped heads", {"cache_check", "layer_check"}, "layer 2 head"),
+        ("hole", {"layer_check"}, "output of layer"),
+        ("views", {"layer_check"}, "output of layer"),
+        ("drifts", {"determinism"}, "repeated"),
+        ("truncates", {"limits"}, "a prompt of 25 was answered"),
+    ],
+)
+def test_a_fault_is_named(
+    checkpoint: Checkpoint, hf: HFReference, device_model: Any, kind: str, rungs: set[str], words: str
+) -> None:
+    outcome = climb(checkpoint, hf, Full(device_model, kind))
+    failed = {rung.name for rung in outcome.rungs if rung.status == "failed"}
+    assert not outcome.ok
+    assert rungs <= failed, outcome.message
+    assert words in outcome.message
+    assert json.dumps(outcome.payloads, allow_nan=False)
+    if failed & {"teacher_forced", "cache_check", "layer_check"} and kind not in ("nan", "clobber", "rank"):
+        assert "limit 0.0" in outcome.message
+        assert "weakest fault it sees: some_fault" in outcome.message
+
+
+def test_what_is_not_offered_is_not_passed(
+    checkpoint: Checkpoint, hf: HFReference, device_model: Any
+) -> None:
+    outcome = climb(checkpoint, hf, Plain(device_model))
+    status = {rung.name: rung.status for rung in outcome.rungs}
+    missing = {"teacher_forced", "cache_check", "layer_check", "limits"}
+    assert {name for name, value in status.items() if value == "not offered"} == missing
+    assert all(status[name] == "passed" for name in ("plain_reference", "self_consistency", "determinism"))
+    assert "kv_cache" in outcome.rung("cache_check").reason
+    assert "cache_check not offered" in outcome.message
+
+
+def test_the_device_is_held_for_device_work_only(
+    checkpoint: Checkpoint, hf: HFReference, device_model: Any
+) -> None:
+    subject: Any = Subject(checkpoint, Full(device_model))
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        subject.events.append("held")
+        yield
+        subject.events.append("free")
+
+    run_ladder(subject, hf, PROMPTS[:1], 3, thresholds=FixedThresholds(), device=lock())
+    assert subject.events == ["runner", "held", "released", "free"]
+
+
+def test_no_prompts(checkpoint: Checkpoint, hf: HFReference) -> None:
+    subject: Any = Subject(checkpoint, None)
+    with pytest.raises(ValueError, match="at least one prompt"):
+        run_ladder(subject, hf, (), N_TOKENS, thresholds=FixedThresholds())
+
+
+def test_the_worst_value_is_kept_and_nan_is_worst() -> None:
+    judge = Judge("cache_check", FixedThresholds())
+    for value in (0.001, float("nan"), 5.0):
+        judge.see("key_cosine", value, f"at {value}")
+    result = judge.result("")
+    assert result.status == "failed"
+    assert "key_cosine nan at at nan" in result.failures[0]
+    assert result.measured[0].as_dict()["value"] is None
+
+
+def test_limits_for_a_model_and_for_a_new_one(tmp_path: Any) -> None:
+    def model(limit: float, label: str) -> dict[str, Any]:
+        entry = {"limit": limit, "clean": {"max": limit / 2}, "weakest_fault": {"name": "f", "value": 1.0}}
+        return {
+            "checkpoint": label,
+            "device": "twin (modelled)",
+            "date": "2026-01-01",
+            "limits": {"a.b": entry},
+        }
+
+    file = tmp_path / "thresholds.json"
+    file.write_text(json.dumps({"format": 1, "models": {"x": model(0.1, "X"), "y": model(0.4, "Y")}}))
+    assert Thresholds.for_model("x", file=file)["a.b"].value == 0.1
+    loosest = Thresholds.for_model("new", file=file)["a.b"]
+    assert loosest.value == 0.4
+    assert loosest.text() == (
+        "limit 0.4 (clean up to 0.2, weakest fault it sees: f 1; Y, twin (modelled), 2026-01-01)"
+    )
+    assert loosest.exceeded(0.41)
+    assert loosest.exceeded(float("nan"))
+    assert not loosest.exceeded(0.4)
+    with pytest.raises(ThresholdError, match=r"tools\.thresholds"):
+        Thresholds.for_model("x", file=file)["a.c"]
+    with pytest.raises(ThresholdError, match="cannot be read"):
+        Thresholds.for_model("x", file=tmp_path / "absent.json")
+    file.write_text('{"format": 9}')
+    with pytest.raises(ThresholdError, match="format"):
+        Thresholds.for_model("x", file=file)

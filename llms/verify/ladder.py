@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from llms.verify.arithmetic import DescribedRunner, DeviceArithmetic
 from llms.verify.chat import EncodedPrompt
@@ -46,7 +47,19 @@ from llms.verify.reference import HFReference
 from llms.verify.thresholds import Thresholds
 from llms.verify.topk import N_TOKENS
 
-DETAILS = ("teacher_forced", "plain_reference", "cache_check", "layer_check", "self_consistency", "limits")
+RUNGS = (
+    "teacher_forced",
+    "cache_check",
+    "layer_check",
+    "plain_reference",
+    "self_consistency",
+    "determinism",
+    "limits",
+)
+"""All rungs above the token-set gate, in the order of the report."""
+
+REFERENCE_RUNGS = RUNGS[:4]
+"""Those that compare with a reference."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,12 @@ class LadderOutcome:
     def rung(self, name: str) -> RungResult:
         """Return one rung by name."""
         return next(rung for rung in self.rungs if rung.name == name)
+
+    def payloads_of(self, name: str) -> dict[str, dict[str, Any]]:
+        """The payloads of one rung: ``ladder`` with this rung alone, and its detail if it has one."""
+        ladder = self.payloads["ladder"]
+        mine = {"ladder": {**ladder, "rungs": [rung for rung in ladder["rungs"] if rung["name"] == name]}}
+        return {**mine, name: self.payloads[name]} if name in self.payloads else mine
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +128,48 @@ def run_ladder(
     return judge_ladder(
         deployment, reference, prompts, n_tokens, known, device=device, matched=matched, up_to=limits_up_to
     )
+
+
+_climbed: WeakKeyDictionary[Deployment, dict[Any, LadderOutcome]] = WeakKeyDictionary()
+
+
+def climb(
+    deployment: Deployment,
+    reference: HFReference,
+    prompts: Sequence[EncodedPrompt],
+    n_tokens: int = N_TOKENS,
+    *,
+    device: AbstractContextManager[Any] | None = None,
+) -> LadderOutcome:
+    """As :func:`run_ladder`, once per deployment, prompts and process: for a test per rung.
+
+    The rungs share one pass of the device. An error is not kept, so the next test tries again. Whoever
+    changes the device between two calls (a planted fault) calls :func:`run_ladder`.
+    """
+    key = (tuple(prompt.ids for prompt in prompts), n_tokens)
+    known = _climbed.setdefault(deployment, {})
+    if key not in known:
+        known[key] = run_ladder(deployment, reference, prompts, n_tokens, device=device)
+    return known[key]
+
+
+def compiled_lengths(
+    deployment: Deployment,
+    text: Sequence[int],
+    up_to: int,
+    *,
+    device: AbstractContextManager[Any] | None = None,
+    thresholds: Thresholds | None = None,
+) -> RungResult:
+    """The rung ``limits`` alone, over all compiled lengths up to ``up_to``, with a KV cache of that length.
+
+    ``text``: token ids, repeated as often as a length needs.
+    """
+    known = thresholds if thresholds is not None else Thresholds.for_model(deployment.name)
+    runner = deployment.runner(up_to)
+    with _held(deployment, runner, (), device, keep=False):
+        captured = at_limits(runner, text)
+    return limits(captured, known)
 
 
 def judge_ladder(
@@ -207,6 +268,6 @@ def _payloads(
         }
     }
     for rung in rungs:
-        if rung.name in DETAILS and rung.data:
+        if rung.data:
             payloads[rung.name] = dict(rung.data)
     return payloads

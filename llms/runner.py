@@ -77,7 +77,7 @@ class ProductionRunner:
         return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
 
     def weight_ledger(self) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Array]]:
-        """Tensors that were read, tensors that were not, and what every weight holds (`layers.0.wq`) in bf16."""
+        """Names of tensors read and not read, and what every weight holds in bf16 (`layers.0.wq` -> array)."""
         session = self.session
         ledger = session.tensors.ledger()
         weights = session.loaded
@@ -91,7 +91,7 @@ class ProductionRunner:
         return ledger.loaded, ledger.unused, held
 
     def rope_table(self) -> Array:
-        """The table of rotary angles in use: float32 [positions, head_dim], a row is [cos half | sin half]."""
+        """The rotary table in use: float32 [positions, head_dim], a row is [cos half | sin half]."""
         return host_ops.widen(self.session.rope_lut)
 
     def close(self) -> None:

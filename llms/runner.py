@@ -77,7 +77,7 @@ class ProductionRunner:
         return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
 
     def weight_ledger(self) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Array]]:
-        """Names of tensors read and not read, and what every weight holds in bf16 (`layers.0.wq` -> array)."""
+        """Tensors read, tensors not read, and what every weight holds in bf16 (`layers.0.wq` -> array)."""
         session = self.session
         ledger = session.tensors.ledger()
         weights = session.loaded

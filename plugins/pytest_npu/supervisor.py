@@ -307,11 +307,14 @@ class Supervisor:
         for each in [int(path.name) for path in folder.glob("*")]:
             if (pid is None or each == pid) and _session_of(each) == session:
                 _kill(each, STACKS_SIGNAL)
-        deadline = time.monotonic() + STACKS_GRACE_S
-        while not (text := self._read_stacks()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.1)
-        return self._read_stacks() or text or "no stacks: the process did not react to the request"
+        deadline, size = time.monotonic() + STACKS_GRACE_S, -1
+        while time.monotonic() < deadline and (size <= 0 or size != self._stacks_size()):
+            size = self._stacks_size()  # they are complete when the files stop growing
+            time.sleep(0.1)
+        return self._read_stacks() or "no stacks: the process did not react to the request"
+
+    def _stacks_size(self) -> int:
+        return sum(path.stat().st_size for path in (self._control / STACKS).glob("*"))
 
     def _read_stacks(self) -> str:
         """Take the stacks that processes left, and clear them."""

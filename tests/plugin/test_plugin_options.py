@@ -104,12 +104,14 @@ def test_npu_still_answers_questions(suite):
     assert suite.run("--npu", "--markers").ret == 0
 
 
-def test_a_twin_never_stands_in_for_silicon(suite):
+def test_a_twin_never_stands_in_for_silicon(suite, monkeypatch):
+    monkeypatch.setenv("STAND_IN_SILICON", "1")
     conftest = suite.path / "conftest.py"
     conftest.write_text(conftest.read_text().replace("return Device(name)", 'return Device("twin")'))
     suite.model(a=SHOW)
-    result = suite.pytester.runpytest_inprocess("--npu", "--no-npu-supervise", "-p", "no:hypothesispytest")
+    result = suite.run("--npu", "--no-npu-supervise")
     assert result.ret == USAGE_ERROR
+    assert "'npu2' was asked for but 'twin' was opened" in result.stderr.str()
 
 
 def test_preflight_that_is_known_to_be_bad_ends_the_run_with_the_remedy(suite, monkeypatch):

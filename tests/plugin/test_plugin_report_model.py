@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sample_log
-from pytest_npu.events import atomic_write, clip, read_events, to_jsonable
+from pytest_npu.events import EventLog, atomic_write, clip, read_events, to_jsonable
 from pytest_npu.exceptions import EventLogError, RecordError
 from pytest_npu.report import build_run_report, plots, view
 from pytest_npu.report.markdown import render_markdown
@@ -250,3 +251,16 @@ def test_payload_keys_must_be_plain():
     assert to_jsonable({1: float("inf")}) == {"1": "inf"}
     with pytest.raises(RecordError, match="keys must be text"):
         to_jsonable({(1, 2): 3})
+
+
+def test_short_write_counts_as_a_full_disk(tmp_path, monkeypatch):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append({"event": "a"})
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:10]))
+    log.append({"event": "b"})
+    monkeypatch.undo()
+    log.append({"event": "c"})
+    assert log.error is not None
+    assert [event["event"] for event in log.events()] == ["a", "b", "c"]
+    assert [event["event"] for event in read_events(log.path)] == ["a"]

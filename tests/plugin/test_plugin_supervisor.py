@@ -28,6 +28,7 @@ def test_blocked(): pass
 HOWS = {
     "native, interpreter lock held": "ctypes.PyDLL(None).sem_wait(ctypes.create_string_buffer(64))",
     "native": "ctypes.CDLL(None).sem_wait(ctypes.create_string_buffer(64))",
+    "native, goes on when asked for its stacks": "ctypes.CDLL(None).sleep(60)",
     "python": "time.sleep(60)",
     "signals ignored": "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, range(1, 64)); time.sleep(60)",
 }
@@ -129,6 +130,32 @@ def test_6(): pass
     page = (suite.path / "page.html").read_text()
     assert all(f"test_{number}" in page for number in range(1, 7))
     assert "This page is incomplete" not in page
+
+
+def test_results_are_shown_first_whatever_the_order_of_the_next_process(suite):
+    """Between real tests a replayed one would leave fixtures of other folders open."""
+    conftest = suite.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + """
+import pathlib
+def pytest_collection_modifyitems(items):
+    marker = pathlib.Path("second")
+    if marker.exists():  # the crashed test and the one before it come between the others
+        a, c, b, d = items
+        items[:] = [c, a, b, d]
+    else:
+        a, c, b, d = items
+        items[:] = [a, b, c, d]
+    marker.touch()
+"""
+    )
+    fixture = "@pytest.fixture(scope='module', autouse=True)\ndef place(): yield\n"
+    for place, text in (("p/a", "pass"), ("q/b", "os._exit(1)"), ("p/c", "pass"), ("q/d", "pass")):
+        (suite.path / place).mkdir(parents=True)
+        code = f"import os, pytest\n{fixture}def test_1(): {text}\n"
+        (suite.path / place / f"test_{place[-1]}.py").write_text(code)
+    suite.spawn("--npu-supervise").assert_outcomes(passed=3, errors=1)
 
 
 def test_healthy_supervised_run_is_like_any_other(suite):

@@ -21,6 +21,7 @@ from llms.verify.chat import EncodedPrompt
 from llms.verify.deployment import Deployment
 from llms.verify.ladder import LadderOutcome, judge_ladder
 from llms.verify.matched_reference import MatchedReference
+from llms.verify.prompts import STYLES
 from llms.verify.reference_cache import ReferenceCache
 from llms.verify.thresholds import FILE, FORMAT_VERSION
 from llms.verify.topk import N_TOKENS
@@ -31,9 +32,13 @@ MARGIN = 2.0
 # flipped rounding of one norm factor moves a whole row by it.
 FLOORS = {
     "cache_check": 0.01,
-    "layer_check": 0.01,
-    "layer_check.decode_mean": 0.002,
-    "layer_check.logits": 1e-4,
+    "cache_check.key_first": 4e-3,
+    "cache_check.value_first": 4e-3,
+    "layer_check": 4e-3,
+    "layer_check.prefill_output": 0.01,
+    "layer_check.decode_output": 0.01,
+    "layer_check.decode_mean": 2e-3,
+    "layer_check.logits": 1e-5,
     "teacher_forced": 1e-3,
     "teacher_forced.tie_ulps": 2.0,
     "self_consistency": 0.01,
@@ -48,13 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
     driver.select("twin")
     deployment = Deployment.from_folder(options.model, checkpoint=options.checkpoint)
     raw = _Raw(options.raw)
-    prompts = [
-        prompt
-        for style in ("instruct", "base")
-        for prompt in deployment.prompts(options.prompts, style=style)
-    ]
+    prompts = {
+        f"{style} {index}": prompt
+        for style in STYLES
+        for index, prompt in enumerate(deployment.prompts(options.prompts, style=style))
+    }
     _measure_clean(deployment, prompts, raw)
-    _measure_faults(deployment, prompts[:1], raw, options.only)
+    _measure_faults(deployment, [next(iter(prompts.values()))], raw, options.only)
     measured = _evaluate(deployment, raw)
     _write(deployment.name, measured, options.out)
     escaped = [name for name, seen in measured["faults"].items() if not seen["seen_by"]]
@@ -115,13 +120,13 @@ def _measure(
     )
 
 
-def _measure_clean(deployment: Deployment, prompts: list[EncodedPrompt], raw: _Raw) -> None:
+def _measure_clean(deployment: Deployment, prompts: dict[str, EncodedPrompt], raw: _Raw) -> None:
     checkpoint, cache = deployment.reference_checkpoint, ReferenceCache.default()
-    max_seq = max(len(prompt) for prompt in prompts) + N_TOKENS
+    max_seq = max(len(prompt) for prompt in prompts.values()) + N_TOKENS
     for label, reorder in (("clean", None), ("reordered", 1)):
         matched = MatchedReference(checkpoint, cache=cache, reorder=reorder)
-        for index, prompt in enumerate(prompts):
-            name = f"{label} {index}"
+        for index, (prompt_name, prompt) in enumerate(prompts.items()):
+            name = f"{label} {prompt_name}"
             if name not in raw and not (label == "reordered" and index % 4):
                 raw.put(name, _measure(deployment, [prompt], matched, max_seq, keep=True))
     deployment.release_runners()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from . import kernels
 from .block import Block, Step, given, inner, make_block, result, static
-from .blocks_prefill import before_rope, projected, v_name
+from .blocks_prefill import before_rope, projected, split_at, splits_qkv, v_name
 from .device_config import device_config, ffn_form, norm_eps
 from .model_config import ModelConfig
 from .program import Buffer
@@ -55,6 +55,13 @@ def rms_gemv_rope(config: ModelConfig) -> Block:
         operands = {"x": before_rope(config, name), "table": f"table_{name}", "out": f"{name}_roped"}
         steps.append(Step(f"rope_{name}", kernels.rope(count, d), operands))
     return make_block(gemv_name(config), buffers, steps)
+
+
+def qkv_gemv(config: ModelConfig) -> tuple[Block, ...]:
+    """Everything of a layer before attention, in one ELF or two."""
+    block = rms_gemv_rope(config)
+    names = ("rms_qkv_bias_gemv", "qknorm_rope_gemv")
+    return split_at(block, "q_norm", names) if splits_qkv(config) else (block,)
 
 
 def ffn_gemv(config: ModelConfig) -> tuple[Block, ...]:
@@ -168,11 +175,20 @@ def _split(config: ModelConfig) -> tuple[Block, ...]:
 PARTITION_ROWS = 16384
 
 
+# Launches of one ELF that the compiler's stack holds (npu_twin.constraints, rule M6).
+MOST_PARTITIONS = 10
+
+
+def _partition_rows(vocab: int) -> int:
+    """Multiples of PARTITION_ROWS for a vocabulary that takes more partitions than one ELF has launches."""
+    return PARTITION_ROWS * -(-vocab // (PARTITION_ROWS * MOST_PARTITIONS))
+
+
 def lm_head_gemv(config: ModelConfig, partition_rows: int | None = None) -> Block:
     """LM head over vocabulary partitions, the last one zero-padded."""
     c = device_config(config)
     if partition_rows is None:
-        partition_rows = min(PARTITION_ROWS, -(-c.vocab_size // 64) * 64)
+        partition_rows = min(_partition_rows(c.vocab_size), -(-c.vocab_size // 64) * 64)
     spec = kernels.gemv(partition_rows, c.emb_dim)
     buffers, steps = [given("x", c.emb_dim)], []
     for p in range(-(-c.vocab_size // partition_rows)):

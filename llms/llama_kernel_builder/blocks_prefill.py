@@ -6,6 +6,8 @@ projection and RoPE, O+FFN in one, two or five ELFs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from . import kernels
@@ -19,6 +21,39 @@ def qkv_name(config: ModelConfig) -> str:
     if config.qk_norm:
         return "rms_qkv_bias_qknorm_rope" if config.qkv_bias else "rms_qkv_qknorm_rope"
     return "rms_qkv_bias_rope" if config.qkv_bias else "rms_gemms_rope"
+
+
+def splits_qkv(config: ModelConfig) -> bool:
+    """Whether Q, K and V take two ELFs: bias and per-head norm together are 11 launches, and the compiler's
+    stack holds 10 (npu_twin.constraints, rule M6).
+    """
+    return config.qkv_bias and config.qk_norm
+
+
+def split_at(block: Block, label: str, names: tuple[str, str]) -> tuple[Block, Block]:
+    """The same steps as two ELFs, the second from step `label` on; what passes between visits the host."""
+    place = [step.label for step in block.steps].index(label)
+    parts = (block.steps[:place], block.steps[place:])
+    written = [{step.operands["out"] for step in steps} for steps in parts]
+    used = [{name for step in steps for name in step.operands.values()} for steps in parts]
+    crossing = written[0] & used[1]
+    first = tuple(
+        replace(buffer, role="output") if buffer.name in crossing else buffer
+        for buffer in block.buffers
+        if buffer.name in used[0]
+    )
+    second = tuple(
+        replace(buffer, role="input") if buffer.name in crossing else buffer
+        for buffer in block.buffers
+        if buffer.name in used[1]
+    )
+    return Block(names[0], first, parts[0]), Block(names[1], second, parts[1])
+
+
+def qkv(config: ModelConfig, seq_len: int) -> tuple[Block, ...]:
+    """Everything of a layer before attention, in one ELF or two."""
+    block = rms_gemms_rope(config, seq_len)
+    return split_at(block, "q_norm", ("rms_qkv_bias", "qknorm_rope")) if splits_qkv(config) else (block,)
 
 
 def rms_gemms_rope(config: ModelConfig, seq_len: int) -> Block:

@@ -255,7 +255,8 @@ def decode_step(
             keys, values = cache.k[layer, :, : position + 1], cache.v[layer, :, : position + 1]
             query = real_heads(q[None], heads, config).reshape(-1)
             out = host_ops.decode_attention(profiler, query, keys, values, heads)
-            return padded_heads(out[None], config)[0]
+            padded_out: Array = padded_heads(out[None], config)[0]
+            return padded_out
 
         x = sequence.decode_layer(run, layer, x, table_q, table_k, attend)
         if layer_outputs is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import render as pages
-from kernel_registry import store
+from kernel_registry import stale, store
 from kernel_registry.measure import MeasurementUnavailable, Measurer, TwinMeasurer, silicon
 from kernel_registry.schema import RegistryError, row_id
 from kernel_registry.shapes import DEFAULT_BUCKETS, Request, RequestError, from_file, parse
@@ -35,7 +35,11 @@ def _parser() -> argparse.ArgumentParser:
         )
         return found
 
-    command("check", "Check schema, duplicates, legality and that the pages agree with the JSON files.")
+    command(
+        "check",
+        "Check schema, duplicates and legality of the rows, and that rows of the twin agree with its timing "
+        "model and pages with the JSON files.",
+    )
     command("render", "Write supported_kernels.md and details/*.md from the JSON files.")
 
     swept = command("sweep", "Find the best legal tile of shapes and add their rows.")
@@ -57,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     swept.add_argument("--artefacts", type=Path, metavar="DIR", help="compiled kernels for --npu")
     swept.add_argument("--no-numerics", action="store_true", help="latency only")
     swept.add_argument("--if-missing", action="store_true", help="leave shapes that have a usable row")
+    swept.add_argument(
+        "--stale",
+        action="store_true",
+        help="sweep the rows of the twin again that its timing model no longer agrees with, after a "
+        "recalibration; error figures are computed only where the configuration changes",
+    )
     swept.add_argument("--no-render", action="store_true", help="do not bring the pages up to date")
 
     added = command("add", "Add rows by hand from JSON: one row, or a list of rows.")
@@ -104,7 +114,15 @@ def _requests(args: argparse.Namespace) -> tuple[list[Request], list[str]]:
 
 
 def _sweep(args: argparse.Namespace, root: Path) -> int:
-    found, tags = _requests(args)
+    tags: list[str] = []
+    if args.stale:
+        if args.op or args.model or args.npu or args.if_missing:
+            raise RequestError("--stale takes the shapes from the registry and sweeps them on the twin")
+        numerics = stale.stale_requests(root)
+        found = list(numerics)
+    else:
+        found, tags = _requests(args)
+        numerics = dict.fromkeys(found, True)
     measurer: Measurer = silicon(args.artefacts) if args.npu else TwinMeasurer()
     failed = 0
     for request in found:
@@ -114,8 +132,9 @@ def _sweep(args: argparse.Namespace, root: Path) -> int:
                 measurer,
                 root,
                 used_by=[*tags, *args.used_by],
-                with_numerics=not args.no_numerics,
+                with_numerics=numerics[request] and not args.no_numerics,
                 only_missing=args.if_missing,
+                keep_numerics=args.stale,
             )
         except RequestError as error:
             print(f"{error}", file=sys.stderr)
@@ -158,6 +177,7 @@ def _check(root: Path) -> int:
         return 1
     for rows in everything.values():
         problems += [problem for row in rows if lookup.usable(row) for problem in _legality(row)]
+        problems += stale.problems(rows)
     problems += pages.drift(root)
     if not everything:
         problems.append(f"{store.details_dir(root)}: no registry files")
@@ -169,7 +189,10 @@ def _check(root: Path) -> int:
             file=sys.stderr,
         )
         return 1
-    print(f"{root}: {sum(map(len, everything.values()))} rows of {len(everything)} kernels, pages agree")
+    print(
+        f"{root}: {sum(map(len, everything.values()))} rows of {len(everything)} kernels, "
+        "timing model and pages agree"
+    )
     return 0
 
 

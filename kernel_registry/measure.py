@@ -45,8 +45,18 @@ class Numerics:
         return "in_tier" if self.elements_over else "pass"
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Times of one configuration in microseconds: that of the kernel alone, which is the figure of a row,
+    and what decides between configurations.
+    """
+
+    latency_us: float
+    cost_us: float
+
+
 class Measurer(Protocol):
-    """Measures latency in microseconds and errors of one configuration."""
+    """Measures times and errors of one configuration."""
 
     provenance: str
     source: str
@@ -57,8 +67,8 @@ class Measurer(Protocol):
     resolution_us: float
     """The same as a difference in microseconds; the larger of the two counts."""
 
-    def latency_us(self, config: Config) -> float | None:
-        """Time of one launch in microseconds; None when this configuration cannot be built here."""
+    def times(self, config: Config) -> Timed | None:
+        """Times in microseconds; None when this configuration cannot be built here."""
 
     def numerics(self, config: Config) -> Numerics | None:
         """Errors over the whole output; None where it cannot be computed in reasonable time."""
@@ -92,6 +102,10 @@ def output_dtype(config: Config) -> str:
 class TwinMeasurer:
     """Latency from the twin's cost model, errors from its datapath with the harness inputs.
 
+    The figure of a row is that of the kernel on its own, as silicon rows have it. What decides is the time
+    inside a program, where every launch is loaded: that is where deployments run it, and there a small kernel
+    on all 32 tiles is slower than on four.
+
     Numerics of launches above ``operation_limit`` operations are left out: they would take minutes.
     """
 
@@ -107,11 +121,17 @@ class TwinMeasurer:
     def __init__(self, operation_limit: float = 2e10) -> None:
         self.operation_limit = operation_limit
 
-    def latency_us(self, config: Config) -> float | None:
-        """Modelled time of one launch in microseconds."""
+    def latency_us(self, config: Config) -> float:
+        """Modelled time in microseconds of a run that consists of this kernel alone."""
         from npu_twin import timing
 
-        return float(timing.launch_us(config))
+        return float(timing.standalone_us(config))
+
+    def times(self, config: Config) -> Timed:
+        """Modelled times; what decides is that of one launch inside a program."""
+        from npu_twin import timing
+
+        return Timed(self.latency_us(config), float(timing.launch_us(config)))
 
     def numerics(self, config: Config) -> Numerics | None:
         """Errors of the twin's datapath."""
@@ -173,6 +193,11 @@ class ToolkitMeasurer:
             return entry.total_s / entry.calls * 1e6
         finally:
             cache.close()
+
+    def times(self, config: Config) -> Timed | None:
+        """The measured latency, which decides too: a launch inside a program cannot be timed on silicon."""
+        latency = self.latency_us(config)
+        return None if latency is None else Timed(latency, latency)
 
     def numerics(self, config: Config) -> Numerics | None:
         """Errors of the first run on fresh buffers: FlashAttention keeps state in its output."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
-from kernel_registry.measure import MeasurementUnavailable, Measurer, Numerics
+from kernel_registry.measure import MeasurementUnavailable, Measurer, Numerics, Timed
 from kernel_registry.schema import row_id
 from kernel_registry.shapes import Request, RequestError
 
@@ -70,8 +70,8 @@ def _preference(config: Config) -> tuple[float, ...]:
     return (-config.cores, -config.herd[0], -heads, -area, max(k, 256) / min(k, 256))
 
 
-def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, float]]:
-    """Measured configurations with their latency in microseconds, the best first.
+def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, Timed]]:
+    """Measured configurations with their times, the best first.
 
     Raises MeasurementUnavailable when none of the legal ones can be built here.
     """
@@ -80,8 +80,8 @@ def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, float]]:
     found = sorted(candidates(request), key=_preference)
     if len(found) > measurer.shortlist:
         found = sorted(found, key=timing.launch_us)[: measurer.shortlist]
-    timed = [(measurer.latency_us(config), i) for i, config in enumerate(found)]
-    known = [(t, i) for t, i in timed if t is not None]
+    timed = [measurer.times(config) for config in found]
+    known = [(t.cost_us, i) for i, t in enumerate(timed) if t is not None]
     if not known:
         raise MeasurementUnavailable(
             f"{request}: none of {len(found)} legal configurations has a compiled kernel; "
@@ -91,7 +91,7 @@ def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, float]]:
     fastest = min(t for t, _ in known)
     limit = fastest + max(measurer.resolution * fastest, measurer.resolution_us)
     known.sort(key=lambda pair: (pair[0] > limit, pair[0] if pair[0] > limit else pair[1]))
-    return [(found[i], t) for t, i in known]
+    return [(found[i], t) for _, i in known if (t := timed[i]) is not None]
 
 
 def _known(request: Request, root: Path) -> lookup.KernelConfig | None:
@@ -122,34 +122,41 @@ def sweep(
     used_by: Sequence[str] = (),
     with_numerics: bool = True,
     only_missing: bool = False,
+    keep_numerics: bool = False,
 ) -> Outcome:
     """Measure, choose and store. Repeating it changes nothing but ``used_by``.
 
-    With ``only_missing`` a shape that has a usable row is left as it is, apart from the tags. Raises
-    RequestError, MeasurementUnavailable or RegistryError.
+    With ``only_missing`` a shape that has a usable row is left as it is, apart from the tags. With
+    ``keep_numerics`` error figures that a row has already are not computed again. Raises RequestError,
+    MeasurementUnavailable or RegistryError.
     """
     if only_missing and (known := _known(request, root)) is not None:
         if used_by and any(r["id"] == known.row_id for r in store.read(root, request.op)):
             store.tag(root, request.op, known.row_id, used_by)
         return Outcome(request, "known", known.row_id, known.latency_us, 0)
     measured = ranked(request, measurer)
-    for config, latency in measured:
-        numerics = measurer.numerics(config) if with_numerics else None
-        row = build_row(request, config, latency, numerics, measurer, used_by)
-        if numerics is None:
-            _keep_numerics(row, root)
+    for config, times in measured:
+        latency = times.latency_us
+        row = build_row(request, config, latency, None, measurer, used_by)
+        has_numerics = _keep_numerics(row, root)
+        if with_numerics and not (keep_numerics and has_numerics):
+            numerics = measurer.numerics(config)
+            if numerics is not None:
+                row = build_row(request, config, latency, numerics, measurer, used_by)
         outcome = _store(row, root)
         if row["status"] != "silent_corruption":
             return Outcome(request, outcome, row["id"], latency, len(measured))
     raise MeasurementUnavailable(f"{request}: every configuration that runs gives wrong numbers")
 
 
-def _keep_numerics(row: dict[str, Any], root: Path) -> None:
-    """A latency-only sweep leaves the error figures that the same row already has."""
+def _keep_numerics(row: dict[str, Any], root: Path) -> bool:
+    """Take over the error figures that the same row already has; False when it has none."""
     for old in store.read(root, row["op"]):
         if old["id"] == row["id"]:
             row["figures"] = {**old["figures"], **row["figures"]}
             row.update({k: old[k] for k in ("status", "tolerance", "note") if k in old})
+            return "mean_rel_L1" in old["figures"]
+    return False
 
 
 def _store(row: dict[str, Any], root: Path) -> str:

@@ -13,7 +13,7 @@ from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
 from kernel_registry.cli import main
 from kernel_registry.harness import make_inputs
-from kernel_registry.measure import MeasurementUnavailable, Numerics, ToolkitMeasurer, judge, silicon
+from kernel_registry.measure import MeasurementUnavailable, Numerics, Timed, ToolkitMeasurer, judge, silicon
 from kernel_registry.shapes import Request, RequestError, from_config, from_file, parse
 from kernel_registry.sweep import ranked, sweep
 from npu_twin.constraints import legal_configs
@@ -41,9 +41,9 @@ class Recorder:
         self._latency = latency
         self._numerics = numerics or (lambda config: None)
 
-    def latency_us(self, config: Any) -> float | None:
+    def times(self, config: Any) -> Timed | None:
         result: float | None = self._latency(config)
-        return result
+        return None if result is None else Timed(result, result)
 
     def numerics(self, config: Any) -> Numerics | None:
         result: Numerics | None = self._numerics(config)

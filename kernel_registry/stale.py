@@ -1,0 +1,70 @@
+"""Rows of the twin against its timing model as it is now: after a recalibration they no longer agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kernel_registry import store
+from kernel_registry.measure import TwinMeasurer
+from kernel_registry.registry_lookup import DIMS, usable
+from kernel_registry.shapes import Request
+
+COMMAND = "python -m kernel_registry sweep --stale"
+_ROUNDED_US = 0.01
+_VARIANTS = ("rms_norm", "rope", "flash_attention")
+"""Kernels whose methods compute different things; of the others the fastest method of the tier is taken."""
+
+
+def modelled_us(row: Mapping[str, Any]) -> float:
+    """What the timing model says now for the configuration of a row, in microseconds."""
+    from npu_twin.constraints import Config
+
+    config = Config(
+        row["op"], row["method"], row["dims"], row["tile"], tuple(row["herd"]), row.get("attrs") or {}
+    )
+    return TwinMeasurer().latency_us(config)
+
+
+def is_stale(row: Mapping[str, Any]) -> bool:
+    """Whether a usable row of the twin has another time than the timing model, rounding aside."""
+    if row["provenance"] != "twin" or not usable(row):
+        return False
+    stored = row["figures"].get("latency_us")
+    now = modelled_us(row)
+    return stored is None or not math.isclose(stored, now, rel_tol=store.FIGURE_NOISE, abs_tol=_ROUNDED_US)
+
+
+def problems(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One sentence per row of the twin that the timing model no longer agrees with."""
+    return [
+        f"row {row['id']}: latency_us {row['figures'].get('latency_us')} is not what the twin models now, "
+        f"{modelled_us(row):.2f}; run: {COMMAND}"
+        for row in rows
+        if is_stale(row)
+    ]
+
+
+def request_of(row: Mapping[str, Any]) -> Request:
+    """The request that a sweep answers with a row of this shape, tier and variant."""
+    tier = row.get("tier")
+    return Request(
+        row["op"],
+        tuple(row["dims"][name] for name in DIMS[row["op"]]),
+        precision=tier if tier in ("high", "low") else "high",
+        output_dtype=row.get("dtype_out", "bf16"),
+        causal=bool((row.get("attrs") or {}).get("causal")),
+        method=row["method"] if row["op"] in _VARIANTS else "",
+    )
+
+
+def stale_requests(root: Path) -> dict[Request, bool]:
+    """Requests whose rows are stale, and whether they have error figures. Raises RegistryError."""
+    found: dict[Request, bool] = {}
+    for rows in store.read_all(root).values():
+        for row in filter(is_stale, rows):
+            request = request_of(row)
+            found[request] = found.get(request, False) or "mean_rel_L1" in row["figures"]
+    return found

@@ -36,6 +36,15 @@ class HtmlHooks:
             for name, value in zip(_COLUMNS, values, strict=True)
         ]
 
+    def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
+        """Show what the test recorded; `pytest_html_results_table_html`."""
+        if report.when == "call":
+            data[:0] = [
+                table
+                for record in self._state.records.pop(report.nodeid, [])
+                for table in gate_table(*record)
+            ]
+
     def pytest_html_results_summary(self, prefix: list[str], session: pytest.Session) -> None:
         """Name tests that ran but are missing on the page; `pytest_html_results_summary`."""
         missing = [nodeid for nodeid in sorted(self._state.started) if nodeid not in self._shown]
@@ -50,8 +59,37 @@ class HtmlHooks:
         )
 
 
+def gate_table(kind: str, payload: Any) -> list[str]:
+    """A recorded result as an HTML table; nothing for kinds without one, or of another shape."""
+    rows: list[tuple[Any, ...]] = []
+    if not isinstance(payload, dict):
+        return []
+    if kind == "topk_gate":
+        rows.append(("prompt", "verdict", "first difference", "NPU token", "reference token"))
+        for prompt in payload.get("prompts") or []:
+            if not isinstance(prompt, dict):
+                return []
+            step = prompt.get("divergence_step")
+            tokens = ("", "") if step is None else (prompt.get("npu_token_text"), prompt.get("hf_token_text"))
+            rows.append((prompt.get("text"), prompt.get("status"), "none" if step is None else step, *tokens))
+    elif kind == "benchmark":
+        rows.append(("benchmark", "median, ms", "rounds", "device"))
+        median = payload.get("median")
+        shown = f"{median * 1e3:.3f}" if isinstance(median, float) else median
+        rows.append((payload.get("name"), shown, payload.get("rounds"), payload.get("device")))
+    elif kind == "table":
+        rows = [tuple(payload.get("columns") or []), *(tuple(row) for row in payload.get("rows") or [])]
+    if len(rows) < 2:
+        return []
+    head, *body = rows
+    cells = ["<tr>" + "".join(f"<th>{escape(str(cell))}</th>" for cell in head) + "</tr>"]
+    cells += ["<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in body]
+    return [f'<table class="npu-{kind}" style="white-space:normal;margin:4px 0">{"".join(cells)}</table>']
+
+
 def register(config: pytest.Config) -> None:
     """Register the hooks when a pytest-html page with tests of ours is to be written."""
     present = hasattr(config.hook, "pytest_html_results_summary") and config.getoption("htmlpath", None)
     if present and state_of(config).is_expected():
+        state_of(config).keep_records = True
         config.pluginmanager.register(HtmlHooks(state_of(config)), "npu-html")

@@ -77,6 +77,9 @@ class NpuState:
     #: Device clock at the last report.
     device_mark: float = 0.0
     written: list[Written] = field(default_factory=list)
+    #: Records by node id, kept only for a pytest-html page.
+    keep_records: bool = False
+    records: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
     worker_id: str = ""
     #: Under a supervisor: the folder shared with it, what earlier children did, the way to tell it things.
     control: Path | None = None
@@ -129,7 +132,12 @@ class NpuState:
 
     def emit(self, event: str, *, model: str | None = None, **fields: Any) -> None:
         """Send one event to the log."""
+        self._keep_record(event, fields)
         self.sink.emit(make_event(event, model=model, **fields))
+
+    def _keep_record(self, event: str, fields: dict[str, Any]) -> None:
+        if event == "record" and self.keep_records:
+            self.records.setdefault(fields["nodeid"], []).append((fields["kind"], fields["payload"]))
 
     def receive(self, event: Event) -> None:
         """Take an event of a worker. Called from xdist's receiver thread: must not raise."""
@@ -139,6 +147,7 @@ class NpuState:
         self.activate()
         if event["event"] == "collected":
             self._remember(event)
+        self._keep_record(event["event"], event)
         if event["event"] == "test_start":
             self.started.add(event["nodeid"])
         if event["event"] == "deselected":

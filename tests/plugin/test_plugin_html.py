@@ -59,3 +59,24 @@ def test_page_without_our_tests_is_untouched(suite):
     suite.spawn("--html=page.html", plugins="metadata html").assert_outcomes(passed=1)
     page = (suite.path / "page.html").read_text()
     assert ">Phase</th>" not in page
+
+
+GATE = """
+def test_gate(npu_record):
+    npu_record("topk_gate", {"prompts": [
+        {"text": "Why <is> it?", "status": "OK", "divergence_step": 3,
+         "npu_token_text": " a", "hf_token_text": " the"},
+        {"text": "And then?", "status": "OK", "divergence_step": None}]})
+    npu_record("topk_gate", "of no known shape")
+"""
+
+
+@pytest.mark.parametrize(("args", "plugins"), [((), ""), (("-n", "1"), "xdist")], ids=["alone", "xdist"])
+def test_gate_table_is_on_the_page(suite, args, plugins):
+    suite.model(a=GATE)
+    suite.spawn("--html=page.html", *args, plugins=f"metadata html {plugins}").assert_outcomes(passed=1)
+    page = (suite.path / "page.html").read_text()
+    log = json.loads(html.unescape(re.search(r'data-jsonblob="([^"]*)"', page).group(1)))["tests"]
+    (entry,) = next(iter(log.values()))
+    assert "<td>Why &lt;is&gt; it?</td><td>OK</td><td>3</td><td> a</td><td> the</td>" in entry["log"]
+    assert "<td>And then?</td><td>OK</td><td>none</td><td></td><td></td>" in entry["log"]

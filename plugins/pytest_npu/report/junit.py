@@ -75,7 +75,8 @@ def _add_case(suite: ET.Element, test: TestResult) -> None:
     tag = _TAGS.get(test.outcome)
     if tag is None:
         return
-    message = _clean(f"{test.outcome}: {test.reason}" if test.reason else test.outcome)
+    said = test.reason.startswith(f"{test.outcome}:")
+    message = _clean(test.reason if said else f"{test.outcome}: {test.reason}".removesuffix(": "))
     element = ET.SubElement(case, tag, {"message": message})
     if tag != "skipped":
         element.text = _clean("\n\n".join(f"--- {title} ---\n{text}" for title, text in test.details))

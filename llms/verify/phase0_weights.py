@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -142,19 +143,21 @@ class _Files:
         self._folder = folder
         self._where = where
         self._open: dict[str, Any] = {}
+        self._stack = ExitStack()
 
     def __enter__(self) -> _Files:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._open.clear()
+        self._stack.close()
 
     def _handle(self, name: str) -> Any:
         from safetensors import safe_open
 
         file = self._where[name]
         if file not in self._open:
-            self._open[file] = safe_open(self._folder / file, framework="pt").__enter__()
+            self._open[file] = self._stack.enter_context(safe_open(self._folder / file, framework="pt"))
         return self._open[file]
 
     def shape(self, name: str) -> tuple[int, ...]:

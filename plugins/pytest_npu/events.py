@@ -108,13 +108,16 @@ class EventLog:
     the tests go on, and reports can still be rendered by this process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, error: OSError | None = None) -> None:
+        """Open the file; with an `error` that happened already nothing is opened, everything is in memory."""
         self.path = path
-        self.error: OSError | None = None
+        self.error = error
         self._lost: list[Event] = []
         self._seq = 0
         self._lock = threading.Lock()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = -1
+        if error is None:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def append(self, event: Event) -> None:
         """Write one event."""
@@ -134,6 +137,8 @@ class EventLog:
 
     def events(self) -> list[Event]:
         """Everything logged so far, including what did not reach the disk."""
+        if self._fd < 0 and self.error is not None:
+            return list(self._lost)
         seen = {event["seq"] for event in self._lost}
         on_disk = [event for event in read_events(self.path) if event["seq"] not in seen]
         return on_disk + self._lost

@@ -39,7 +39,7 @@ class RunLogs:
 
     Events without a model concern the whole session; they go to every log, also to those opened later.
     When the report folder cannot be written, the logs go to a folder below the system's temporary folder
-    and `fallback_reason` says why.
+    and `fallback_reason` says why; when that fails too, they stay in memory. `emit` never raises.
     """
 
     def __init__(self, report_dir: Path, run_id: str | None = None) -> None:
@@ -65,19 +65,23 @@ class RunLogs:
         log = self._logs.get(model)
         if log is None:
             try:
-                folder = claim_run_folder(self.report_dir, model, self.run_id)
-                log = EventLog(folder / EVENTS_FILE)
+                log = self._open(model)
             except OSError as error:
                 import tempfile
 
                 self.fallback_reason = f"{self.report_dir} cannot be written ({error.strerror or error})"
                 self.report_dir = Path(tempfile.gettempdir()) / f"pytest-npu-reports-{os.getuid()}"
-                folder = claim_run_folder(self.report_dir, model, self.run_id)
-                log = EventLog(folder / EVENTS_FILE)
+                try:
+                    log = self._open(model)
+                except OSError as second:
+                    log = EventLog(self.report_dir / model / self.run_id / EVENTS_FILE, second)
             self._logs[model] = log
             for event in self._session_events:
                 log.append({**event, "model": model})
         return log
+
+    def _open(self, model: str) -> EventLog:
+        return EventLog(claim_run_folder(self.report_dir, model, self.run_id) / EVENTS_FILE)
 
     @property
     def folders(self) -> dict[str, Path]:

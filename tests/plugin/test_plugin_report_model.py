@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sample_log
 from pytest_npu.events import EventLog, atomic_write, clip, read_events, to_jsonable
 from pytest_npu.exceptions import EventLogError, RecordError
-from pytest_npu.report import build_run_report, plots, view
+from pytest_npu.report import build_run_report, index, plots, view
 from pytest_npu.report.markdown import render_markdown
+from pytest_npu.report.results import results_of
 from pytest_npu.report.timing import timing_of
+from pytest_npu.report.write import write_reports
+from pytest_npu.runlogs import RunLogs
 
 
 @pytest.fixture
@@ -264,3 +268,34 @@ def test_short_write_counts_as_a_full_disk(tmp_path, monkeypatch):
     assert log.error is not None
     assert [event["event"] for event in log.events()] == ["a", "b", "c"]
     assert [event["event"] for event in read_events(log.path)] == ["a"]
+
+
+def test_logs_stay_in_memory_when_nothing_can_be_written(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(blocked))
+    logs = RunLogs(blocked / "reports", "run")
+    logs.emit({"event": "session_start", "model": None, "t": 1.0})
+    logs.emit({"event": "test_start", "model": "m", "nodeid": "a", "t": 2.0})
+    assert [event["event"] for event in logs.events("m")] == ["session_start", "test_start"]
+    assert "cannot be written" in logs.fallback_reason
+    assert "m" in logs.errors()
+    (written,) = write_reports(logs)
+    assert written.error is not None
+    assert written.report.counts == {"interrupted": 1}
+    logs.close()
+
+
+def test_index_reads_the_newest_runs_and_counts_the_others(tmp_path):
+    for number in range(index.MAX_HISTORY + 5):
+        folder = tmp_path / "m" / f"{number:03}"
+        folder.mkdir(parents=True)
+        results = results_of(build_run_report("m", sample_log.events(t0=1.79e9 + number)), folder.name)
+        (folder / "results.json").write_text(json.dumps(results))
+        os.utime(folder, (number, number))
+    (tmp_path / "m" / "000" / "results.json").write_text("{torn")
+    (model,) = index.collect_models(tmp_path)
+    assert [run.run for run in model.runs] == [f"{n:03}" for n in range(44, 44 - index.MAX_ROWS, -1)]
+    assert model.older == 45 - index.MAX_ROWS
+    assert len(model.history) == index.MAX_HISTORY
+    assert model.tpot == pytest.approx(11.87)

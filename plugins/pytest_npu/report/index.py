@@ -82,14 +82,23 @@ def collect_models(report_dir: Path) -> list[ModelRuns]:
     """Read the results of all runs; a run that left only its event log (killed) is read from that."""
     models = []
     for folder in sorted(path for path in report_dir.iterdir() if path.is_dir()):
-        runs = [run for path in folder.iterdir() if path.is_dir() and (run := _read_run(path)) is not None]
+        paths = sorted((p for p in folder.iterdir() if p.is_dir()), key=_age, reverse=True)
+        newest = paths[:MAX_HISTORY]  # reading all results of a nightly job of years would take minutes
+        runs = [run for path in newest if (run := _read_run(path)) is not None]
         if runs:
             runs.sort(key=lambda run: (run.started_at, run.run), reverse=True)
-            models.append(_model(folder.name, runs))
+            models.append(_model(folder.name, runs, unread=len(paths) - len(newest)))
     return models
 
 
-def _model(name: str, runs: list[Run]) -> ModelRuns:
+def _age(folder: Path) -> tuple[float, str]:
+    try:
+        return folder.stat().st_mtime, folder.name
+    except OSError:
+        return 0.0, folder.name
+
+
+def _model(name: str, runs: list[Run], unread: int) -> ModelRuns:
     timed = [run for run in runs if run.tpot is not None]
     device = timed[0].device if timed else ""
     values = [run.tpot for run in reversed(timed) if run.device == device and run.tpot is not None][
@@ -97,7 +106,9 @@ def _model(name: str, runs: list[Run]) -> ModelRuns:
     ]
     text = f"{values[0]:.2f} to {values[-1]:.2f} ms, {device}" if len(values) > 1 else ""
     history = list(reversed(runs[:MAX_HISTORY]))
-    return ModelRuns(name, runs[:MAX_ROWS], max(0, len(runs) - MAX_ROWS), history, sparkline(values), text)
+    return ModelRuns(
+        name, runs[:MAX_ROWS], max(0, len(runs) - MAX_ROWS) + unread, history, sparkline(values), text
+    )
 
 
 def _read_run(folder: Path) -> Run | None:

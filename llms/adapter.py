@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from kernel_registry.registry_lookup import ENV
 
 from .checkpoints import Checkpoint, PackagedGGUF, resolve
 from .llama_kernel_builder.model_config import ModelConfig
@@ -70,3 +73,10 @@ class ModelAdapter:
         checkpoint = self.source.checkpoint(model_name)
         session = Session(self.inference, checkpoint, tokenizer, max_seq, config=config, npu_attn=npu_attn)
         return ProductionRunner(model_name, session, lite_mode=lite_mode)
+
+
+def use_registry(folder: Path) -> None:
+    """Let lookups find the kernel rows that a model's folder carries; also in processes started from here."""
+    known = [path for path in os.environ.get(ENV, "").split(os.pathsep) if path]
+    if str(folder) not in known:
+        os.environ[ENV] = os.pathsep.join([*known, str(folder)])

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
-from .models import find_model, model_folders
-
+EPILOG = (
+    "Exit codes: 0 done, 1 a gate failed, 2 wrong usage, 3 architecture out of scope, 4 no usable NPU, "
+    "5 a phase had nothing to judge by, 6 checkpoint missing, torn or contradictory, 7 precondition not met, "
+    "130 interrupted."
+)
 app = typer.Typer(
     name="npu-deploy",
     help="Deploy Hugging Face LLMs on AMD NPU2, with pytest as the judge.",
+    epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,16 +25,67 @@ app = typer.Typer(
 
 LAST_PHASE = 7
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Model = Annotated[str, typer.Argument(help="Model name (see `npu-deploy list`) or path of its folder.")]
+# Annotations are read at run time, and Python 3.10 to 3.14 agree on this form of optional options only.
+OptPath = Optional[Path]  # noqa: UP045
+OptText = Optional[str]  # noqa: UP045
+OptInt = Optional[int]  # noqa: UP045
+
 
 def main() -> None:
     """Console entry point."""
     app()
 
 
-@app.command("list")
-def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def _guarded(work: Callable[[], int]) -> None:
+    """Run a command; its errors are one line on stderr and an exit code."""
+    from .deploy.errors import INTERRUPTED, DeployError
+
+    try:
+        code = work()
+    except DeployError as error:
+        typer.echo(f"error: {error}", err=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+def _show(as_json: bool, data: Any, text: str) -> int:
+    typer.echo(json.dumps(data, indent=1) if as_json else text)
+    return 0
+
+
+@app.command(epilog=EPILOG)
+def new(
+    source: Annotated[str, typer.Argument(help="HF id, HF folder or GGUF file.", metavar="HF_ID_OR_PATH")],
+    name: Annotated[OptText, typer.Option(help="Folder name (default: from the checkpoint's).")] = None,
+    target: Annotated[str, typer.Option(help="Device: npu2.")] = "npu2",
+    dtype: Annotated[str, typer.Option(help="Number format on the device: bf16.")] = "bf16",
+    into: Annotated[
+        OptPath,
+        typer.Option(help="Parent folder (default: llms/ of a source tree, else the current folder)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the folder of a new model: code, gates, kernel rows, documents; no hand edit is needed."""
+    from .deploy.new import new_model
+
+    def work() -> int:
+        made = new_model(source, name=name, target=target, dtype=dtype, into=into)
+        return _show(as_json, made.result, made.text())
+
+    _guarded(work)
+
+
+@app.command("list", epilog=EPILOG)
+def list_models(as_json: AsJson = False) -> None:
     """List the model folders with their checkpoints."""
-    models = model_folders()
+    from .deploy.folders import all_models
+
+    models = all_models()
     if as_json:
         rows = [
             {"name": m.name, "folder": str(m.folder), "choices": m.choices, "default": m.default}
@@ -50,40 +103,94 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON
     Console().print(table)
 
 
-@app.command()
+@app.command(epilog=EPILOG)
 def run(
-    model: Annotated[str, typer.Argument(help="Model folder, see `npu-deploy list`.")],
+    model: Annotated[OptText, typer.Argument(help="Model name or path of its folder.")] = None,
     first: Annotated[int, typer.Option("--from", min=0, max=LAST_PHASE, help="First phase.")] = 0,
-    last: Annotated[int, typer.Option("--to", min=0, max=LAST_PHASE, help="Last phase.")] = LAST_PHASE,
+    last: Annotated[
+        OptInt,
+        typer.Option("--to", min=0, max=LAST_PHASE, help="Last phase (default: the last that has tests)."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every model of `npu-deploy list`.")] = False,
     npu: Annotated[bool, typer.Option("--npu", help="On silicon instead of the digital twin.")] = False,
-    checkpoint: Annotated[Optional[Path], typer.Option(help="HF folder or GGUF file to deploy.")] = None,  # noqa: UP045
-    choice: Annotated[Optional[str], typer.Option("--model", help="base, instruct, or an HF id.")] = None,  # noqa: UP045
+    checkpoint: Annotated[OptPath, typer.Option(help="HF folder or GGUF file to deploy.")] = None,
+    choice: Annotated[OptText, typer.Option("--model", help="A key of MODEL_CHOICES, or an HF id.")] = None,
     prompts: Annotated[str, typer.Option(help="Prompts per gate, or `all`.")] = "2",
+    force: Annotated[
+        bool, typer.Option("--force", help="Start at --from without a PASS of the phase before it.")
+    ] = False,
+    update_docs: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(
+            "--update-docs/--no-update-docs",
+            help="Write documents into the model's folder (default: only where `new` made it); "
+            "otherwise they go to reports/<model>/docs.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run the phase gates of a model in order. The exit code is pytest's."""
-    if first > last:
-        typer.echo(f"error: --from {first} is after --to {last}", err=True)
-        raise typer.Exit(2)
-    try:
-        found = find_model(model)
-    except LookupError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    phases = " or ".join(f"phase{number}" for number in range(first, last + 1))
-    command = [sys.executable, "-m", "pytest", str(found.tests), "-m", phases, "--npu-prompts", prompts]
-    if npu:
-        command.append("--npu")
-    if checkpoint is not None:
-        command += ["--checkpoint", str(checkpoint)]
-    if choice is not None:
-        command += ["--npu-model", choice]
-    raise typer.Exit(subprocess.call(command))
+    """Run the phase gates of a model in order and stop at the first that is not PASS."""
+    from .deploy.run import RunRequest, run_all, run_model
+
+    def work() -> int:
+        request = RunRequest(
+            first, last, npu, checkpoint, choice, prompts, force=force, update_docs=update_docs, quiet=as_json
+        )
+        outcome = run_all(request) if every else run_model(model, request)
+        _show(as_json, outcome.result, outcome.text())
+        return outcome.exit_code
+
+    _guarded(work)
+
+
+@app.command(epilog=EPILOG)
+def status(
+    model: Annotated[OptText, typer.Argument(help="Model; without it all.")] = None, as_json: AsJson = False
+) -> None:
+    """Show the ledger: the last verdict of every phase, and whether it still holds."""
+    from .deploy.status import status_of
+
+    def work() -> int:
+        found = status_of(model)
+        return _show(as_json, found.data, found.text())
+
+    _guarded(work)
+
+
+@app.command(epilog=EPILOG)
+def predict(
+    source: Annotated[
+        str, typer.Argument(help="config.json, HF folder, HF id or model.", metavar="HF_CONFIG")
+    ],
+    seq_len: Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")] = 2048,
+    as_json: AsJson = False,
+) -> None:
+    """Predict TTFT and tokens/s from a configuration alone; needs no weights."""
+    from .deploy.predict import predict_source
+
+    def work() -> int:
+        found = predict_source(source, seq_len)
+        return _show(as_json, found.data, found.text())
+
+    _guarded(work)
+
+
+@app.command(epilog=EPILOG)
+def promote(as_json: AsJson = False) -> None:
+    """List kernels and blocks that two or more models keep to themselves: candidates for the toolkit."""
+    from .deploy.promote import candidates
+
+    def work() -> int:
+        found = candidates()
+        return _show(as_json, found.data, found.text())
+
+    _guarded(work)
 
 
 @app.command()
 def doctor(
-    model: Annotated[Optional[str], typer.Argument(help="Model to check memory and artefacts for.")] = None,  # noqa: UP045
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: Annotated[OptText, typer.Argument(help="Model to check memory and artefacts for.")] = None,
+    as_json: AsJson = False,
     npu: Annotated[bool, typer.Option("--npu", help="Exit with 4 unless the NPU is ready.")] = False,
 ) -> None:
     """Say what this machine has and lacks for NPU work, and what helps. Useful without an NPU, too."""
@@ -94,18 +201,21 @@ def doctor(
     raise typer.Exit(code)
 
 
-@app.command()
-def clean(model: Annotated[str, typer.Argument(help="Model folder, see `npu-deploy list`.")]) -> None:
+@app.command(epilog=EPILOG)
+def clean(model: Model) -> None:
     """Remove the compiled artefacts of a model (converted weights stay)."""
+    import shutil
+
+    from .deploy.folders import find
     from .session import artefact_folder
 
-    try:
-        folder = artefact_folder(find_model(model).name)
-    except LookupError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    if folder.is_dir():
-        shutil.rmtree(folder)
-        typer.echo(f"removed {folder}")
-    else:
-        typer.echo(f"nothing compiled in {folder}")
+    def work() -> int:
+        folder = artefact_folder(find(model).name)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+            typer.echo(f"removed {folder}")
+        else:
+            typer.echo(f"nothing compiled in {folder}")
+        return 0
+
+    _guarded(work)

@@ -26,7 +26,7 @@ class ModelFolder:
 
 def model_folders(root: Path = ROOT) -> list[ModelFolder]:
     """All folders with a `verify_adapter.py`, by name. Reads source only, so it costs no import."""
-    return [_read(path.parent) for path in sorted(root.glob("*/verify_adapter.py"))]
+    return [read_folder(path.parent) for path in sorted(root.glob("*/verify_adapter.py"))]
 
 
 def find_model(name: str, root: Path = ROOT) -> ModelFolder:
@@ -39,8 +39,8 @@ def find_model(name: str, root: Path = ROOT) -> ModelFolder:
     raise LookupError(f"no model folder '{name}'; known: {known}")
 
 
-def _read(folder: Path) -> ModelFolder:
-    """Find MODEL_CHOICES and DEFAULT_MODEL among the literals of the folder's modules."""
+def read_folder(folder: Path) -> ModelFolder:
+    """Read one folder: MODEL_CHOICES and DEFAULT_MODEL are literals of one of its modules."""
     choices: dict[str, str] = {}
     default = ""
     for path in sorted(folder.glob("*.py")):

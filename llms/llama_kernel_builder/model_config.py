@@ -92,6 +92,14 @@ class ModelConfig:
         return cls.from_hf_dict(data, source=str(path))
 
     @classmethod
+    def from_config_file(cls, path: Path) -> ModelConfig:
+        """Read a config.json alone, for which there need be no weights and no end token.
+
+        Raises ConfigError and OutOfScope as `from_hf_folder`.
+        """
+        return cls.from_hf_dict({**_read_json(Path(path)), "_no_end_token": True}, source=str(path))
+
+    @classmethod
     def from_hf_dict(cls, data: Mapping[str, Any], source: str = "config") -> ModelConfig:
         """Read a config mapping in transformers 4 or 5 form. Raises ConfigError as `from_hf_folder`."""
         read = _Reader(data, source)

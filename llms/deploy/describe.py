@@ -1,0 +1,203 @@
+"""What a configuration means on the device, in words and numbers: share, padding, ELFs, expected speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llms.llama_kernel_builder.llama_loop import KernelSequence
+    from llms.llama_kernel_builder.model_config import ModelConfig
+
+SEQ_LEN = 2048
+
+
+@dataclass(frozen=True)
+class Share:
+    """Operations (multiplications and additions) of matrix products and attention, on the device and in all.
+
+    `prefill_*` is a prompt of `seq_len` tokens, `decode_*` one token at that position.
+    """
+
+    seq_len: int
+    prefill_device: int
+    prefill_total: int
+    decode_device: int
+    decode_total: int
+
+    @property
+    def prefill(self) -> float:
+        """Device's part of a prefill, 0 to 1."""
+        return self.prefill_device / self.prefill_total
+
+    @property
+    def decode(self) -> float:
+        """Device's part of a decode step, 0 to 1."""
+        return self.decode_device / self.decode_total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fields and fractions as JSON-able data."""
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**counts, "prefill": round(self.prefill, 6), "decode": round(self.decode, 6)}
+
+    def __str__(self) -> str:
+        return (
+            f"device's share of the operations: {self.prefill:.1%} of a prefill of {self.seq_len} tokens, "
+            f"{self.decode:.1%} of a decode step at that position (all matrix products; decode "
+            "attention is on the host)"
+        )
+
+
+def share(config: ModelConfig, seq_len: int = SEQ_LEN) -> Share:
+    """Count by the model's real sizes; padding is no useful work and does not count."""
+    from llms.llama_kernel_builder.device_config import attends_on_device
+
+    n = min(seq_len, config.max_position)
+    per_row = 2 * config.emb_dim * (2 * config.q_dim + 2 * config.kv_dim + 3 * config.hidden_dim)
+    products = config.n_layers * per_row
+    head = 2 * config.emb_dim * config.vocab_size
+    # a query row at position p meets p + 1 keys, for scores and for values
+    prefill_attention = config.n_layers * 2 * config.q_dim * n * (n + 1)
+    decode_attention = config.n_layers * 4 * config.q_dim * n
+    prefill = products * n + head
+    return Share(
+        n,
+        prefill + (prefill_attention if attends_on_device(config) else 0),
+        prefill + prefill_attention,
+        products + head,
+        products + head + decode_attention,
+    )
+
+
+def config_fields(config: ModelConfig) -> list[tuple[str, str]]:
+    """Name and source text of every field, in order."""
+    return [(field.name, repr(getattr(config, field.name))) for field in fields(config)]
+
+
+def elf_rows(sequence: KernelSequence, config: ModelConfig, seq_len: int) -> tuple[list[str], list[str], int]:
+    """Rows `name | launches` of the ELFs of a prefill layer and a decode layer; partitions of the LM head."""
+    from llms.llama_kernel_builder.kernels import recording
+
+    with recording():
+        prefill = list(sequence.prefill_blocks(config, seq_len))
+        decode = list(sequence.decode_blocks(config))
+        head = sequence.lm_head(config)
+    rows = [
+        [f"| `{block.name}` | {', '.join(step.label for step in block.steps)} |" for block in blocks]
+        for blocks in (prefill, decode)
+    ]
+    return rows[0], rows[1], len(head.steps)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Predicted times on the device clock, modelled; errors are relative."""
+
+    seq_len: int
+    ttft_ms: float
+    tpot_ms: float
+    ttft_error: float
+    tpot_error: float
+    breakdown: tuple[dict[str, Any], ...]
+
+    @property
+    def tps(self) -> float:
+        """Tokens per second in steady state."""
+        return 1e3 / self.tpot_ms
+
+    def __str__(self) -> str:
+        return (
+            f"TTFT {self.ttft_ms:.0f} ms ± {self.ttft_error:.0%} for a prompt of {self.seq_len} tokens, "
+            f"{self.tps:.1f} tokens/s ({self.tpot_ms:.1f} ms per token ± {self.tpot_error:.0%}), "
+            "twin (modelled)"
+        )
+
+
+def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
+    """Predict from the sizes on the device; host attention is added where no kernel takes the heads."""
+    from llms.llama_kernel_builder.device_config import attends_on_device, device_config
+    from npu_twin import timing
+
+    n = max(1, min(seq_len, config.max_position))
+    found = timing.predict(device_config(config), n)
+    rows: list[dict[str, Any]] = [
+        {
+            "section": part.section,
+            "kind": part.kind,
+            "name": part.name,
+            "calls": part.calls,
+            "total_ms": part.total_ms,
+            "per_call_ms": part.per_call_ms,
+        }
+        for part in found.breakdown
+    ]
+    ttft = found.ttft_s * 1e3
+    if not attends_on_device(config):
+        kept = [row for row in rows if row["section"] != "prefill" or "flash_attn" not in row["name"]]
+        ttft -= sum(row["total_ms"] for row in rows if row not in kept)
+        flops = 2 * config.q_dim * n * (n + 1) * 2
+        each = timing.host_op_us("prefill_attention_cpu", nbytes=8 * n * config.q_dim, flops=flops) * 1e-3
+        ttft += each * config.n_layers
+        rows = [
+            *kept,
+            {
+                "section": "prefill",
+                "kind": "host",
+                "name": "prefill_attention_cpu",
+                "calls": config.n_layers,
+                "total_ms": each * config.n_layers,
+                "per_call_ms": each,
+            },
+        ]
+    error = found.expected_error
+    return Speed(
+        n,
+        ttft,
+        found.decode_ms_per_token,
+        error["ttft_s"],
+        error["decode_ms_per_token"],
+        tuple(rows),
+    )
+
+
+def published(config: ModelConfig) -> dict[str, Any] | None:
+    """The published silicon record (Xilinx/mlir-air e972f2942) of a model of exactly these sizes, if any."""
+    import json
+
+    from npu_twin.timing.models import PUBLISHED_MODELS
+
+    for record in json.loads(PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"]:
+        same = (
+            record.get("weights", "bf16") == "bf16"
+            and record["n_layers"] == config.n_layers
+            and record["emb_dim"] == config.emb_dim
+            and record["n_q_heads"] == config.n_heads
+            and record["n_kv_heads"] == config.n_kv_heads
+            and record["head_dim"] == config.head_dim
+            and record["hidden_dim"] == config.hidden_dim
+            and record["vocab_size"] == config.vocab_size
+        )
+        if same and record.get("ttft_s"):
+            found: dict[str, Any] = record
+            return found
+    return None
+
+
+def speed_table(config: ModelConfig) -> list[str]:
+    """Markdown: predicted next to published, each labelled with what it is."""
+    expected = speed(config)
+    rows = [
+        f"| | TTFT, {expected.seq_len} tokens | tokens/s | ms per token |",
+        "|---|---|---|---|",
+        f"| predicted, twin (modelled), ± {expected.ttft_error:.0%} / {expected.tpot_error:.0%} | "
+        f"{expected.ttft_ms / 1e3:.2f} s | {expected.tps:.1f} | {expected.tpot_ms:.1f} |",
+    ]
+    silicon = published(config)
+    if silicon is None:
+        rows += ["", "No silicon figure is published for this model."]
+        return rows
+    rows.append(
+        f"| published, {silicon['device']}, {silicon['date']} (Xilinx/mlir-air e972f2942) | "
+        f"{silicon['ttft_s']:.2f} s | {silicon['decode_tps']:.1f} | {silicon['decode_ms_per_token']:.1f} |"
+    )
+    return rows

@@ -1,0 +1,23 @@
+"""The one exception of the deployment commands, and their exit codes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OK: Final = 0
+GATE_FAILED: Final = 1
+USAGE: Final = 2
+OUT_OF_SCOPE: Final = 3
+NO_NPU: Final = 4
+NOTHING_RAN: Final = 5
+BAD_CHECKPOINT: Final = 6
+PRECONDITION: Final = 7
+INTERRUPTED: Final = 130
+
+
+class DeployError(Exception):
+    """A command cannot go on. The text is one sentence and the remedy; `exit_code` is what the shell gets."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

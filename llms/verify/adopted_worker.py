@@ -185,14 +185,13 @@ class Spy:
         code = frame.f_code
         if event not in ("call", "return") or not code.co_filename.startswith(self._root):
             return
+        if event == "return":  # only then are there the locals that were made inside
+            self._look(frame.f_locals)
         if code.co_name == PRODUCTION_PREFILL:
             self._depth += 1 if event == "call" else -1
             self.production_calls += event == "call"
-            if event == "call":
-                return
+            return
         if event == "return":
-            # locals exist then: also those that were made inside
-            self._look(frame.f_locals)
             return
         if self.production_calls and not self._depth and not code.co_name.startswith("<"):
             self.after[code.co_name] = self.after.get(code.co_name, 0) + 1

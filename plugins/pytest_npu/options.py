@@ -43,6 +43,8 @@ class NpuOptions:
     use_cache: bool = True
     supervise: bool = False
     hang_timeout: float = DEFAULT_HANG_TIMEOUT_S
+    #: Folders of deployments to adopt.
+    adopt: tuple[Path, ...] = ()
     #: True when any option of the plugin was given.
     asked: bool = False
 
@@ -75,7 +77,10 @@ class NpuOptions:
             npu=get("npu"),
             lock_file=here / lock,
             lock_timeout=timeout,
-            report_dir=(here / report_dir) if report_dir else config.rootpath / DEFAULT_REPORT_DIR,
+            # an adopted folder makes pytest take its repository as the root folder; reports do not go there
+            report_dir=(here / report_dir)
+            if report_dir
+            else (here if get("npu_adopt") else config.rootpath) / DEFAULT_REPORT_DIR,
             run_id=run_id,
             checkpoint=(here / Path(checkpoint).expanduser()) if checkpoint else None,
             model=get("npu_model"),
@@ -85,6 +90,7 @@ class NpuOptions:
             use_cache=not get("npu_no_cache"),
             supervise=bool(get("npu_supervise") if get("npu_supervise") is not None else get("npu")),
             hang_timeout=get("npu_hang_timeout"),
+            adopt=tuple(here / Path(path).expanduser() for path in get("npu_adopt") or ()),
             asked=any(get(name) != default for name, default in defaults.items()),
         )
 
@@ -189,6 +195,16 @@ _OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
             "type": _positive,
             "default": DEFAULT_N_TOKENS,
             "help": "tokens generated per prompt by the gates (default: %(default)s)",
+        },
+    ),
+    (
+        "--npu-adopt",
+        {
+            "metavar": "PATH",
+            "action": "append",
+            "help": "judge a deployment that exists already: a folder with a verify_adapter.py as the LLM "
+            "examples of mlir-air have it, or a folder of such folders; each gate runs in a process of its "
+            "own. May be given several times",
         },
     ),
     (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from . import benchmark_bridge, html_bridge, newhooks, session, silicon, xdist_bridge
+from . import adopt, benchmark_bridge, html_bridge, newhooks, session, silicon, xdist_bridge
 from .constants import NPU2
 from .device import Device, open_default_device
 from .fixtures import (
@@ -68,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STATE] = state
     config.pluginmanager.register(SessionHooks(state), "npu-session")
     silicon.register(state)
+    adopt.configure(state)
     xdist_bridge.register(state)
     benchmark_bridge.register(config)
     html_bridge.register(config)

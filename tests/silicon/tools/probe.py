@@ -219,6 +219,7 @@ def normal(text: str, replacements: dict[str, str]) -> str:
     for old, new in replacements.items():
         text = text.replace(old, new)
     text = text.replace("npu_twin.pyxrt", "pyxrt")
+    text = re.sub(r"used \d+ kB", "used ... kB", text)
     return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)[:MAX_TEXT]
 
 

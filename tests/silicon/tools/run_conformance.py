@@ -27,9 +27,9 @@ def main(arguments: list[str]) -> int:
     names = ["conformance_rows.py", "conformance_runtime.py"]
     if not sandbox.as_expected:
         print(
-            f"NOT JUDGED ON THE REAL LIBRARY: the Debian archive has XRT {sandbox.xrt_version}, the rows are of "
-            f"XRT {xrt_sandbox.EXPECTED_XRT}. The twin is judged against the record of that release only. Look at "
-            "the differences, then record anew with NPU_RECORD=1 and raise EXPECTED_XRT."
+            f"NOT JUDGED ON THE REAL LIBRARY: the Debian archive has XRT {sandbox.xrt_version}, the rows are "
+            f"of XRT {xrt_sandbox.EXPECTED_XRT}. The twin is judged against the record of that release only. "
+            "Look at the differences, then record anew with NPU_RECORD=1 and raise EXPECTED_XRT."
         )
         names = ["test_conformance_recorded.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]

@@ -1,0 +1,187 @@
+"""`--npu-adopt` on a deployment in the shape of mlir-air's examples: collected, judged, weaknesses named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "silicon" / "adopted_example"
+GATES = ["contract", "records", "consistency", "topk_gate", "end_of_text", "diagnosis"]
+TEXT = "the quick fox jumps over the lazy dog a river runs through the old town and nobody saw it at all"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of three layers with a word tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    vocabulary = {word: i for i, word in enumerate(["<unk>", "<end>", *dict.fromkeys(TEXT.split())])}
+    vocabulary |= {f"word{i}": len(vocabulary) + i for i in range(100)}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", eos_token="<end>").save_pretrained(
+        folder
+    )
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.3,
+        eos_token_id=1,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Adoption:
+    """A run of `pytest --npu-adopt` and what it left."""
+
+    code: int
+    text: str
+    reports: Path
+
+    def outcomes(self, model: str) -> dict[str, str]:
+        (path,) = self.reports.glob(f"{model}/*/results.json")
+        tests: list[dict[str, Any]] = json.loads(path.read_text())["tests"]
+        return {test["nodeid"].partition("::")[2]: test["outcome"] for test in tests}
+
+
+def adopt(work: Path, target: Path, checkpoint: Path, *args: str) -> Adoption:
+    """Run pytest in an empty folder on an adopted deployment."""
+    (work / "pytest.ini").write_text("[pytest]\n")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "NPU_"))}
+    env |= {"EXAMPLE_CHECKPOINT": str(checkpoint), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200"}
+    env |= {"XDG_CACHE_HOME": str(work / "cache")}
+    command = [sys.executable, "-m", "pytest", "-p", "npu", "-q", "--npu-adopt", str(target), *args]
+    done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=280)
+    return Adoption(done.returncode, done.stdout + done.stderr, work / "reports")
+
+
+@pytest.fixture(scope="module")
+def both(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Adoption:
+    """Both models of the example, every gate."""
+    work = tmp_path_factory.mktemp("adopted")
+    few = ("--npu-prompts", "1", "--npu-n-tokens", "8")
+    return adopt(work, EXAMPLE / "llms", checkpoint, "--no-phase-order", *few)
+
+
+@pytest.mark.slow
+def test_clean_adapter_passes_every_gate(both: Adoption) -> None:
+    assert both.outcomes("second_llama") == dict.fromkeys(GATES, "passed"), both.text
+
+
+@pytest.mark.slow
+def test_sloppy_adapter_fails_where_its_habits_matter(both: Adoption) -> None:
+    assert both.code == 1
+    assert both.outcomes("first_llama") == {
+        "contract": "passed",
+        "records": "failed",
+        "consistency": "passed",
+        "topk_gate": "passed",
+        "end_of_text": "failed",
+        "diagnosis": "failed",
+    }, both.text
+
+
+WEAKNESSES = {
+    "views": r"layer_intermediates are views of one buffer .*every entry shows the layer that ran last",
+    "record changes": r"the prefill record changes when the runner goes on \(decode_step\): logits_at_pred",
+    "end-of-text": r"predicted from position \d+ instead of \d+: the prompt length is recounted",
+    "second pass": r"the inside view comes from a second pass after .*run_o_ffn 3 times",
+    "zero padding": r"the second pass pads with token \[0\], production with \[1\]",
+    "cut": r"a prompt of 2049 tokens is taken without an error: it is cut silently",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weakness", WEAKNESSES)
+def test_weakness_is_named(weakness: str, both: Adoption) -> None:
+    assert re.search(WEAKNESSES[weakness], both.text), both.text
+
+
+@pytest.mark.slow
+def test_reports_are_written(both: Adoption) -> None:
+    for model in ("first_llama", "second_llama"):
+        (path,) = both.reports.glob(f"{model}/*/results.json")
+        results = json.loads(path.read_text())
+        assert {record["kind"] for record in results["records"]} >= {"topk_gate", "diagnosis"}
+        assert (path.parent / "report.html").is_file()
+
+
+def test_collected_by_name_and_phase(checkpoint: Path, tmp_path: Path) -> None:
+    """Nothing of the folder is imported to collect it; its own tests are not collected."""
+    target = tmp_path / "llms" / "model"
+    target.mkdir(parents=True)
+    (target / "verify_adapter.py").write_text("raise SystemExit('imported')")
+    (target / "test_own.py").write_text("raise SystemExit('imported')")
+    (target / "conftest.py").write_text("raise SystemExit('imported')")
+    work = tmp_path / "work"
+    work.mkdir()
+    run = adopt(work, target, checkpoint, "-m", "phase6", "--collect-only")
+    assert run.code == 0, run.text
+    assert [line.rpartition("::")[2] for line in run.text.splitlines() if "::" in line] == GATES[3:]
+
+
+def test_no_adapter_is_a_usage_error(checkpoint: Path, tmp_path: Path) -> None:
+    run = adopt(tmp_path, tmp_path / "nothing", checkpoint)
+    assert run.code == 4
+    assert "no verify_adapter.py in" in run.text
+
+
+BROKEN = {
+    "import": (
+        "import no_such_module_anywhere",
+        "import: ModuleNotFoundError: No module named 'no_such_module",
+    ),
+    "contract": ("MODEL_CHOICES = {'base': 'x'}", "resolve_model is missing; build_config is missing"),
+    "dies": ("import os; os._exit(7)", "the process of the adapter died"),
+    "hangs": ("import time; time.sleep(60)", "did not answer within 3 s"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_adapter_that_cannot_be_judged_says_why(kind: str, checkpoint: Path, tmp_path: Path) -> None:
+    body, text = BROKEN[kind]
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "verify_adapter.py").write_text(body)
+    run = adopt(tmp_path, target, checkpoint, "-m", "phase0", "--npu-hang-timeout", "3")
+    assert run.code == 1, run.text
+    assert text in run.text.replace("\n", " ") or text.replace("; ", "\n") in run.text, run.text
+    assert "1 failed" in run.text
+
+
+@pytest.mark.slow
+def test_a_wrong_configuration_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "example"
+    shutil.copytree(EXAMPLE, target)
+    adapter = target / "llms" / "second_llama" / "verify_adapter.py"
+    adapter.write_text(
+        adapter.read_text()
+        + "\n_real = build_config\ndef build_config():\n    c = _real(); c.n_kv_heads = 4; return c\n"
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    run = adopt(work, adapter.parent, checkpoint, "-m", "phase0")
+    assert run.code == 1
+    assert "build_config() says n_kv_heads = 4, the checkpoint num_key_value_heads = 2" in run.text

@@ -124,7 +124,7 @@ def run_ladder(
     """
     if not prompts:
         raise ValueError("the ladder needs at least one prompt")
-    known = thresholds if thresholds is not None else Thresholds.for_model(deployment.name)
+    known = thresholds if thresholds is not None else _limits_for(deployment)
     return judge_ladder(
         deployment, reference, prompts, n_tokens, known, device=device, matched=matched, up_to=limits_up_to
     )
@@ -165,7 +165,7 @@ def compiled_lengths(
 
     ``text``: token ids, repeated as often as a length needs.
     """
-    known = thresholds if thresholds is not None else Thresholds.for_model(deployment.name)
+    known = thresholds if thresholds is not None else _limits_for(deployment)
     runner = deployment.runner(up_to)
     with _held(deployment, runner, (), device, keep=False):
         captured = at_limits(runner, text)
@@ -251,6 +251,10 @@ def _held(
         finally:
             if not keep:
                 deployment.release_runners()
+
+
+def _limits_for(deployment: Deployment) -> Thresholds:
+    return Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
 
 
 def _arithmetic(runner: NpuRunner, prompt_len: int) -> DeviceArithmetic | None:

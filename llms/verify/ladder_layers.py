@@ -32,9 +32,9 @@ def layer_check(
     """Prefill and decode steps, layer by layer from the device's own inputs.
 
     Statistics: ``prefill_output`` and ``decode_output``, the largest error of a layer's output at a position
-    relative to what the layer adds to its input; ``decode_mean``, its mean over the steps of a layer; ``key``
-    and ``value``, the largest relative error of a new slot; ``logits``, the largest KL of final norm and
-    LM head.
+    relative to what the layer adds to its input; ``prefill_mean`` and ``decode_mean``, its mean over the
+    positions of a layer; ``key`` and ``value``, the largest relative error of a new slot; ``logits``, the
+    largest KL of final norm and LM head.
 
     Data: ``prompts``: [{index, text, prefill: [worst output error per layer], decode: likewise}].
     """
@@ -80,7 +80,10 @@ def _prefill(judge: Judge, pair: Pair, arithmetic: DeviceArithmetic, model: Any)
     ):
         value, (layer, head, slot) = worst(vector_distance(ours, theirs).error)
         judge.see(name, value, f"{pair.at(0)}, layer {layer} head {head} {pair.slot(slot)}")
-    return _outputs(judge, pair, 0, outputs, np.stack(seen)[:, :n], logits)
+    error = _outputs(judge, pair, 0, outputs, np.stack(seen)[:, :n], logits)
+    value, (layer,) = worst(error.mean(-1))
+    judge.see("prefill_mean", value, f"{pair.at(0)}, output of layer {layer}, all positions")
+    return np.asarray(error.max(-1))
 
 
 def _decode(judge: Judge, pair: Pair, step: int, model: Any) -> Array:
@@ -97,11 +100,11 @@ def _decode(judge: Judge, pair: Pair, step: int, model: Any) -> Array:
     ):
         value, (layer, head) = worst(vector_distance(ours, theirs).error)
         judge.see(name, value, f"{pair.at(step + 1)}, layer {layer} head {head} {pair.slot(position)}")
-    return _outputs(judge, pair, step + 1, outputs, np.stack(seen), logits)
+    return _outputs(judge, pair, step + 1, outputs, np.stack(seen), logits)[:, 0]
 
 
 def _outputs(judge: Judge, pair: Pair, step: int, ours: Array, theirs: Array, logits: Array) -> Array:
-    """Judge outputs ``[n_layers, n, emb]`` and the logits of a step; return the worst error per layer."""
+    """Judge outputs ``[n_layers, n, emb]`` and the logits of a step; return the errors ``[n_layers, n]``."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     added = b.copy()
     added[1:] -= a[:-1]
@@ -113,8 +116,7 @@ def _outputs(judge: Judge, pair: Pair, step: int, ours: Array, theirs: Array, lo
     where = pair.at(step) + (f", {pair.slot(row)}" if step == 0 else "")
     judge.see(what, value, f"{where}, output of layer {layer}")
     judge.see("logits", float(kl(logits, pair.npu.logits[step])), f"{pair.at(step)}, final norm and LM head")
-    per_layer: Array = np.max(error, axis=-1)
-    return per_layer
+    return error
 
 
 def _numbers(values: Array) -> list[float | None]:

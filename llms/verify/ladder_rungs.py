@@ -187,9 +187,10 @@ def cache_check(pairs: Sequence[Pair], thresholds: Thresholds | None) -> RungRes
     """KV cache after the prefill and after every decode step against the matched reference's.
 
     Per layer, head and slot. Statistics for keys and values: ``*_cosine`` (1 - lowest cosine), ``*_norm``
-    (largest |log norm ratio|), ``*_drift`` (largest |median log norm ratio| of a layer, prefill and decode
-    apart: a common factor), ``*_error`` (mean relative error, likewise), ``*_first`` (largest relative error
-    in the first layer, which depends on nothing but embedding, norm, projection and position). No decode
+    (largest |log norm ratio|), ``*_prefill_drift`` and ``*_decode_drift`` (largest |median log norm ratio| of
+    a layer: a common factor), ``*_prefill_error`` and ``*_decode_error`` (mean relative error of a layer),
+    ``*_first`` (largest relative error in the first layer, which depends on nothing but embedding, norm,
+    projection and position). No decode
     step may change a slot before its own.
 
     Data (heat maps): ``prompts``: [{index, text, key_min_cosine, value_min_cosine, key_worst_ratio,
@@ -251,7 +252,8 @@ def _judge_cache(judge: Judge, pair: Pair, name: str, distance: VectorDistance) 
             ("error", errors.mean((1, 2))),
         ):
             value, (layer,) = worst(numbers)
-            judge.see(f"{name}_{statistic}", value, f"prompt {pair.index}, layer {layer}, {phase} slots")
+            where = f"prompt {pair.index} ({_short(pair.text)!r}), layer {layer}, {phase} slots"
+            judge.see(f"{name}_{phase}_{statistic}", value, where)
 
 
 def _finite(values: Array) -> list[list[float | None]]:

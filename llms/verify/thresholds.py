@@ -2,7 +2,9 @@
 
 ``thresholds.json`` next to this file is written by ``python -m tools.thresholds`` and by nothing else. Every
 statistic is an upper bound: larger is worse. A model that was not measured itself gets, for each statistic,
-the largest limit among the measured ones.
+the largest limit among the measured ones. The limits say how far two correct implementations of the same
+arithmetic differ; they were measured on the twin, and a device whose tables (tanh, exp2) hold other values
+needs a measurement of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from llms.checkpoints import Checkpoint
 
 FILE = Path(__file__).with_name("thresholds.json")
 FORMAT_VERSION = 1
@@ -72,15 +76,20 @@ class Thresholds:
         return tuple(self._limits)
 
     @classmethod
-    def for_model(cls, model: str, *, file: Path = FILE) -> Thresholds:
-        """Load the limits of a model folder's name.
+    def for_checkpoint(cls, model: str, checkpoint: Checkpoint, *, file: Path = FILE) -> Thresholds:
+        """Load the limits of a model folder and checkpoint.
+
+        The entry of that very checkpoint if it was measured, else the entry of the model (of its tiny
+        checkpoint if this is one), else the loosest of all.
 
         Raises:
             ThresholdError: the file is missing, of another format, or holds no measured model.
         """
         models = load_file(file)["models"]
-        if model in models:
-            return cls({name: _limit(name, entry, models[model]) for name, entry in _limits(models[model])})
+        same = (key for key, entry in models.items() if entry["content_hash"] == checkpoint.content_hash)
+        key = next(same, threshold_key(model, checkpoint))
+        if key in models:
+            return cls({name: _limit(name, entry, models[key]) for name, entry in _limits(models[key])})
         loosest: dict[str, Limit] = {}
         for measured in models.values():
             for name, entry in _limits(measured):
@@ -88,6 +97,12 @@ class Thresholds:
                 if name not in loosest or limit.value > loosest[name].value:
                     loosest[name] = limit
         return cls(loosest)
+
+
+def threshold_key(model: str, checkpoint: Checkpoint) -> str:
+    """Name of a model's entry: its folder, ``<folder>/tiny`` for its tiny checkpoint."""
+    tiny = checkpoint.kind == "tiny" or checkpoint.path.parts[-2:] == (model, "tiny")
+    return f"{model}/tiny" if tiny else model
 
 
 def load_file(file: Path = FILE) -> dict[str, Any]:

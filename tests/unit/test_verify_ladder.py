@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from llms.verify.arithmetic.description import LINEARS, PUBLISHED_FLOOR
 from llms.verify.ladder import LadderOutcome, run_ladder
 from llms.verify.ladder_types import Judge
 from llms.verify.matched_reference import MatchedReference
-from llms.verify.thresholds import Limit, ThresholdError, Thresholds
+from llms.verify.thresholds import Limit, ThresholdError, Thresholds, load_file
 
 N_TOKENS = 8
 MAX_SEQ = 24
@@ -280,7 +281,11 @@ def test_a_clean_device_passes_every_rung(checkpoint: Checkpoint, hf: HFReferenc
     outcome = climb(checkpoint, hf, Full(device_model))
     assert outcome.ok, outcome.message
     assert {rung.status for rung in outcome.rungs} == {"passed"}
-    assert json.loads(json.dumps(outcome.payloads, allow_nan=False)).keys() >= {"ladder", "cache_check", "layer_check"}
+    assert json.loads(json.dumps(outcome.payloads, allow_nan=False)).keys() >= {
+        "ladder",
+        "cache_check",
+        "layer_check",
+    }
     heat = outcome.payloads["cache_check"]["prompts"][0]["value_min_cosine"]
     assert (len(heat), len(heat[0])) == (3, 2)
     tried = {row["length"] for row in outcome.payloads["limits"]["lengths"]}
@@ -364,15 +369,26 @@ def test_limits_for_a_model_and_for_a_new_one(tmp_path: Any) -> None:
         entry = {"limit": limit, "clean": {"max": limit / 2}, "weakest_fault": {"name": "f", "value": 1.0}}
         return {
             "checkpoint": label,
+            "content_hash": label * 64,
             "device": "twin (modelled)",
             "date": "2026-01-01",
             "limits": {"a.b": entry},
         }
 
     file = tmp_path / "thresholds.json"
-    file.write_text(json.dumps({"format": 1, "models": {"x": model(0.1, "X"), "y": model(0.4, "Y")}}))
-    assert Thresholds.for_model("x", file=file)["a.b"].value == 0.1
-    loosest = Thresholds.for_model("new", file=file)["a.b"]
+
+    def limit(name: str, content: str, kind: Any = "hub", path: str = "weights") -> Limit:
+        checkpoint = Checkpoint(Path(path), "some", kind, content * 64)
+        return Thresholds.for_checkpoint(name, checkpoint, file=file)["a.b"]
+
+    models = {"x": model(0.1, "X"), "x/tiny": model(0.05, "T"), "y": model(0.4, "Y")}
+    file.write_text(json.dumps({"format": 1, "models": models}))
+    assert limit("x", "?").value == 0.1
+    assert limit("x", "?", kind="tiny").value == 0.05
+    assert limit("x", "?", path="llms/x/tiny").value == 0.05
+    assert limit("x", "Y").value == 0.4, "the very checkpoint that was measured comes first"
+    assert limit("y", "?", kind="tiny").value == 0.4
+    loosest = limit("new", "?")
     assert loosest.value == 0.4
     assert loosest.text() == (
         "limit 0.4 (clean up to 0.2, weakest fault it sees: f 1; Y, twin (modelled), 2026-01-01)"
@@ -381,9 +397,9 @@ def test_limits_for_a_model_and_for_a_new_one(tmp_path: Any) -> None:
     assert loosest.exceeded(float("nan"))
     assert not loosest.exceeded(0.4)
     with pytest.raises(ThresholdError, match=r"tools\.thresholds"):
-        Thresholds.for_model("x", file=file)["a.c"]
+        Thresholds.for_checkpoint("x", Checkpoint(Path("w"), "some", "hub", "?"), file=file)["a.c"]
     with pytest.raises(ThresholdError, match="cannot be read"):
-        Thresholds.for_model("x", file=tmp_path / "absent.json")
+        load_file(tmp_path / "absent.json")
     file.write_text('{"format": 9}')
     with pytest.raises(ThresholdError, match="format"):
-        Thresholds.for_model("x", file=file)
+        load_file(file)

@@ -23,7 +23,7 @@ from llms.verify.ladder import LadderOutcome, judge_ladder
 from llms.verify.matched_reference import MatchedReference
 from llms.verify.prompts import STYLES
 from llms.verify.reference_cache import ReferenceCache
-from llms.verify.thresholds import FILE, FORMAT_VERSION
+from llms.verify.thresholds import FILE, FORMAT_VERSION, threshold_key
 from llms.verify.topk import N_TOKENS
 from tools.thresholds.faults import FAULTS
 
@@ -37,6 +37,7 @@ FLOORS = {
     "layer_check": 4e-3,
     "layer_check.prefill_output": 0.01,
     "layer_check.decode_output": 0.01,
+    "layer_check.prefill_mean": 2e-3,
     "layer_check.decode_mean": 2e-3,
     "layer_check.logits": 1e-5,
     "teacher_forced": 1e-3,
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     _measure_clean(deployment, prompts, raw)
     _measure_faults(deployment, [next(iter(prompts.values()))], raw, options.only)
     measured = _evaluate(deployment, raw)
-    _write(deployment.name, measured, options.out)
+    _write(threshold_key(deployment.name, deployment.checkpoint), measured, options.out)
     escaped = [name for name, seen in measured["faults"].items() if not seen["seen_by"]]
     print(f"{len(measured['faults'])} faults, not seen by any statistic: {', '.join(escaped) or 'none'}")
     return 1 if escaped else 0
@@ -140,7 +141,7 @@ def _measure_faults(
         name = f"fault {one.name}"
         if not one.applies(deployment.config()) or (name in raw and one.name not in (again or ())):
             continue
-        with one.plant():
+        with one.plant(deployment.config()):
             raw.put(name, _measure(deployment, prompts, matched, len(prompts[0]) + N_TOKENS, keep=False))
 
 
@@ -200,11 +201,11 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if value == value and abs(value) != float("inf") else None
 
 
-def _write(model: str, measured: dict[str, Any], out: Path) -> None:
+def _write(key: str, measured: dict[str, Any], out: Path) -> None:
     content: dict[str, Any] = {"format": FORMAT_VERSION, "models": {}}
     if out.exists():
         content = json.loads(out.read_text())
-    content["models"][model] = measured
+    content["models"][key] = measured
     content["models"] = dict(sorted(content["models"].items()))
     write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
 

@@ -235,8 +235,8 @@ def _against_reference(config: ModelConfig) -> list[str]:
         for c in (config, reference_config())
     ]
     return [
-        f"One token takes {mine.tpot_ms / other.tpot_ms:.2f} times that of llama32_1b (both predicted, twin "
-        f"(modelled)), for {weights[0] / weights[1]:.2f} times the weights read per token."
+        f"One token takes {mine.tpot_ms / other.tpot_ms:.3g} times that of llama32_1b (both predicted, twin "
+        f"(modelled)), for {weights[0] / weights[1]:.3g} times the weights read per token."
     ]
 
 

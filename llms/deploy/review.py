@@ -53,7 +53,7 @@ def warnings(deployment: Deployment, report: RunReport) -> list[str]:
     for record in report.records:
         payload = record["payload"]
         if isinstance(payload, dict):
-            found += [str(text) for text in payload.get("warnings") or ()]
+            found += [str(text) for key in ("warnings", "notes") for text in payload.get(key) or ()]
     return list(dict.fromkeys(found))
 
 

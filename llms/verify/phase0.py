@@ -34,8 +34,10 @@ PROMPTS = 2
 # checkpoints of the families in scope (Qwen2.5-7B: 152064 against 151665).
 LARGEST_PADDING = 1024
 # Mean entropy of the next token as a share of a uniform distribution's. Untrained weights give 0.98 and more,
-# SmolLM2-135M-Instruct about 0.15, the tiny checkpoints less.
-LARGEST_ENTROPY = 0.9
+# SmolLM2-135M-Instruct about 0.15, the tiny checkpoints less. Above the first it is worth a note: untrained
+# weights can still be deployed; above the second there is no preference to judge a deployment by.
+NOTED_ENTROPY = 0.9
+LARGEST_ENTROPY = 0.999
 # Half a bf16 step of a cosine or sine, doubled for the last bit of the function itself.
 _BF16_STEP = 2.0**-8
 # Angles of the reference are float32: position times frequency is off by a few of its steps.
@@ -143,14 +145,16 @@ def tokens(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOK
         rows.append({"text": prompt.text, "n_tokens": len(prompt), "style": prompt.style, "ok": not wrong})
     vocabulary = getattr(deployment.config(), "vocab_size", None)
     sizes = {"vocab_size": vocabulary, "tokenizer_size": len(own)}
+    notes: list[str] = []
     if vocabulary is not None:
-        problems += vocabulary_problems(own, int(vocabulary), deployment.checkpoint.path)
+        wrong, notes = vocabulary_problems(own, int(vocabulary), deployment.checkpoint.path)
+        problems += wrong
     if len(deployment.tokenizer) != len(own):
         problems.append(
             f"the deployment uses a tokenizer of {len(deployment.tokenizer)} tokens, the checkpoint's own "
             f"has {len(own)}"
         )
-    return outcome("tokens", problems, {"prompts": rows, **sizes})
+    return outcome("tokens", problems, {"prompts": rows, **sizes}, notes)
 
 
 def token_problems(prompt: EncodedPrompt, own: Any) -> list[str]:
@@ -177,18 +181,21 @@ def token_problems(prompt: EncodedPrompt, own: Any) -> list[str]:
     ]
 
 
-def vocabulary_problems(tokenizer: Any, vocab_size: int, folder: Path) -> list[str]:
-    """Sizes and special tokens of a tokenizer against the embedding and against config.json."""
+def vocabulary_problems(tokenizer: Any, vocab_size: int, folder: Path) -> tuple[list[str], list[str]]:
+    """Sizes and special tokens of a tokenizer against the embedding and against config.json.
+
+    Returns problems and notes: published checkpoints exist whose embedding has far more rows than tokens, or
+    whose files name different end tokens.
+    """
     import json
 
-    problems = []
+    problems, notes = [], []
     size = len(tokenizer)
     if size > vocab_size:
         problems.append(f"the tokenizer has {size} tokens, the embedding {vocab_size} rows: another model's")
     elif vocab_size - size > LARGEST_PADDING:
-        problems.append(
-            f"the tokenizer has {size} tokens, the embedding {vocab_size} rows, more than padding explains: "
-            "another model's"
+        notes.append(
+            f"the tokenizer has {size} tokens, the embedding {vocab_size} rows, more than padding explains"
         )
     stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     generation = folder / "generation_config.json"
@@ -199,15 +206,15 @@ def vocabulary_problems(tokenizer: Any, vocab_size: int, folder: Path) -> list[s
             ids |= set(value) if isinstance(value, list) else set() if value is None else {int(value)}
         mine = getattr(tokenizer, name)
         if ids and mine is not None and mine not in ids:
-            problems.append(f"{name} of the tokenizer is {mine}, the checkpoint says {sorted(ids)}")
+            notes.append(f"{name} of the tokenizer is {mine}, the checkpoint says {sorted(ids)}")
         problems += [f"{name} {one} is outside the vocabulary" for one in ids if not 0 <= one < vocab_size]
-    return problems
+    return problems, notes
 
 
 def reference_run(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> GateOutcome:
     """The reference runs in bf16, everything finite, and what it says is no noise and no stuck token."""
     problems = [] if reference.dtype == "bfloat16" else [f"the reference runs in {reference.dtype}"]
-    rows = []
+    rows, notes, said = [], [], []
     for prompt in deployment.prompts(PROMPTS):
         run = reference.run(prompt.ids, n_tokens)
         parts = {
@@ -222,11 +229,15 @@ def reference_run(deployment: Deployment, reference: HFReference, n_tokens: int 
             f"{name}: not finite" for name, a in parts.items() if not np.isfinite(a.astype(np.float32)).all()
         ]
         stats = text_statistics(run.logits.astype(np.float64), run.tokens)
-        wrong += degeneracy(stats)
-        problems += [f"{prompt.text!r}: {text}" for text in wrong]
+        hopeless, odd = degeneracy(stats)
+        problems += [f"{prompt.text!r}: {text}" for text in (*wrong, *hopeless)]
+        notes += [f"{prompt.text!r}: {text}" for text in odd]
+        said.append(tuple(run.tokens))
         rows.append({"text": prompt.text, **stats, "key": reference.key_hash(prompt.ids, n_tokens)})
     reference.release()
-    return outcome("reference", problems, {"dtype": reference.dtype, "prompts": rows})
+    if n_tokens > 4 and len(said) > 1 and len({token for tokens in said for token in tokens}) < 2:
+        problems.append("every prompt is answered with the same one token: the reference does not read it")
+    return outcome("reference", problems, {"dtype": reference.dtype, "prompts": rows}, notes)
 
 
 def text_statistics(logits: np.ndarray[Any, Any], chosen: Sequence[int]) -> dict[str, Any]:
@@ -245,19 +256,25 @@ def text_statistics(logits: np.ndarray[Any, Any], chosen: Sequence[int]) -> dict
     }
 
 
-def degeneracy(stats: Mapping[str, Any]) -> list[str]:
-    """Return why a generation says nothing about a model: one token for ever, or no preference at all."""
-    found = []
+def degeneracy(stats: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return why a generation says nothing about a model, and what is merely odd about it.
+
+    One token for ever is odd: small models with tied embeddings do repeat themselves. No preference between
+    tokens is hopeless: nothing can be judged by it.
+    """
+    problems, notes = [], []
     if stats["n_steps"] > 4 and stats["distinct_tokens"] < 2:
-        found.append(f"all {stats['n_steps']} tokens are the same one: the reference is stuck")
+        notes.append(f"all {stats['n_steps']} tokens are the same one: the reference repeats itself")
+    share = f"entropy {stats['entropy_of_uniform']:.3f} of uniform"
     if not stats["entropy_of_uniform"] <= LARGEST_ENTROPY:
-        found.append(
-            f"the reference is as good as undecided (entropy {stats['entropy_of_uniform']:.2f} of uniform, "
-            f"limit {LARGEST_ENTROPY}): untrained or wrongly loaded weights"
+        problems.append(
+            f"the reference is undecided ({share}, limit {LARGEST_ENTROPY}): wrongly loaded weights"
         )
+    elif stats["entropy_of_uniform"] > NOTED_ENTROPY:
+        notes.append(f"the reference is nearly undecided ({share}), as untrained weights are")
     if not stats["margin"] > 0:
-        found.append("the two best logits are equal at every step")
-    return found
+        problems.append("the two best logits are equal at every step")
+    return problems, notes
 
 
 CHECKS: Mapping[str, Callable[..., GateOutcome]] = {

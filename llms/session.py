@@ -6,8 +6,9 @@ part calls nothing but the model's production functions `run_npu_prefill` and `r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ import numpy as np
 
 from llms.checkpoints import Checkpoint, cache_root, load_tensors
 
-from .llama_kernel_builder import host_ops
+from .llama_kernel_builder import host_ops, timeline
 from .llama_kernel_builder.artefacts import Artefact, ArtefactStore
 from .llama_kernel_builder.block_runner import BlockRunner
 from .llama_kernel_builder.cache import KernelCache
@@ -25,7 +26,9 @@ from .llama_kernel_builder.exceptions import SequenceTooLong
 from .llama_kernel_builder.llama_loop import BUCKETS, KernelSequence, all_programs, bucket_for
 from .llama_kernel_builder.model_config import ModelConfig
 from .llama_kernel_builder.profiler import Profiler
+from .llama_kernel_builder.resident import ResidentCache
 from .llama_kernel_builder.rope_table import rope_table
+from .llama_kernel_builder.timeline import Timeline
 from .llama_kernel_builder.toolchain import Toolchain, TwinToolchain, toolchain_for
 from .llama_kernel_builder.weights import ModelWeights, load_weights, pad_weights
 
@@ -105,7 +108,8 @@ def compile_all(
 class Session:
     """Weights, kernels and buffers of one model on the current device.
 
-    max_seq: positions of the KV cache, the smallest bucket that holds prompt and generation.
+    max_seq: positions of the KV cache, the smallest bucket that holds prompt and generation. `merged`: one
+    ELF per block instead of one per kernel. `resident`: activations stay on the device between ELFs.
     Raises CheckpointError, ConfigError, CompileFailed, ArtefactMissing, DriverUnavailable,
     SequenceTooLong from its parts.
     """
@@ -120,6 +124,7 @@ class Session:
         config: ModelConfig | None = None,
         npu_attn: bool = True,
         merged: bool = True,
+        resident: bool = True,
         toolchain: Toolchain | None = None,
         artefacts: Path | None = None,
     ) -> None:
@@ -134,7 +139,8 @@ class Session:
         self.profiler = Profiler(self.driver.clock)
         folder = artefacts if artefacts is not None else artefact_folder(module.MODEL)
         toolchain = toolchain if toolchain is not None else toolchain_for(self.driver.name, module.MODEL)
-        self.cache = KernelCache(
+        cache = ResidentCache if resident else KernelCache
+        self.cache: KernelCache = cache(
             folder, driver=self.driver, profiler=self.profiler, toolchain=toolchain, shared_nonstatic=True
         )
         self.prefill_cache = BlockRunner(self.cache, merged=merged)
@@ -161,17 +167,22 @@ class Session:
         self, token_ids: Sequence[int], layer_outputs: list[Array] | None = None
     ) -> tuple[int, Array, Array, Array, int]:
         """Call the production prefill."""
-        return self.module.run_npu_prefill(
-            token_ids,
-            self.weights,
-            self.config,
-            self.prefill_cache,
-            self.decode_cache,
-            self.rope_lut,
-            self.max_seq,
-            self.tokenizer,
-            layer_outputs=layer_outputs,
-        )
+        with self._forward("prefill", tokens=len(token_ids)):
+            return self.module.run_npu_prefill(
+                token_ids,
+                self.weights,
+                self.config,
+                self.prefill_cache,
+                self.decode_cache,
+                self.rope_lut,
+                self.max_seq,
+                self.tokenizer,
+                layer_outputs=layer_outputs,
+            )
+
+    def _forward(self, name: str, **arguments: int) -> AbstractContextManager[None]:
+        clock = self.driver.clock
+        return timeline.span(clock, timeline.SECTIONS, "forward", f"{name} forward", **arguments)
 
     def decode(
         self,
@@ -182,18 +193,19 @@ class Session:
         layer_outputs: list[Array] | None = None,
     ) -> tuple[int, Array]:
         """Call the production decode step for one token."""
-        x = host_ops.embed(self.profiler, self.weights.embedding, np.asarray([token]))[0]
-        return self.module.run_npu_decode_step(
-            x,
-            self.weights,
-            self.config,
-            self.decode_cache,
-            self.rope_lut,
-            k_cache,
-            v_cache,
-            position,
-            layer_outputs=layer_outputs,
-        )
+        with self._forward("decode", position=position):
+            x = host_ops.embed(self.profiler, self.weights.embedding, np.asarray([token]))[0]
+            return self.module.run_npu_decode_step(
+                x,
+                self.weights,
+                self.config,
+                self.decode_cache,
+                self.rope_lut,
+                k_cache,
+                v_cache,
+                position,
+                layer_outputs=layer_outputs,
+            )
 
     def generate(
         self,
@@ -250,6 +262,10 @@ class Session:
             yield self.profiler
         finally:
             self.profiler.enabled = False
+
+    def timeline(self, path: str | os.PathLike[str]) -> Timeline:
+        """A context manager that writes everything inside to a Chrome trace, for ui.perfetto.dev."""
+        return Timeline(path, device=self.driver)
 
     def close(self) -> None:
         """Release buffers and contexts."""

@@ -214,6 +214,7 @@ def prefill(
     kv_bytes = 4 * n * config.kv_dim
     for layer in range(config.n_layers):
         x, k, v = sequence.prefill_layer(run, suffix(seq_len), layer, x)
+        k, v = np.asarray(k), np.asarray(v)
         with host_ops.host_op(profiler, "kv_cache_extract", nbytes=kv_bytes):
             cache.k[layer, :, :n] = real_heads(k[:n], kv_heads, config).transpose(1, 0, 2)
             cache.v[layer, :, :n] = real_heads(v[:n], kv_heads, config).transpose(1, 0, 2)

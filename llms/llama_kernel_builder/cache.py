@@ -209,9 +209,10 @@ class KernelCache:
         timed = profiler.enabled
         kernel_name = program.name
         for index, array in zip(bound.inputs, inputs, strict=True):
-            data = _bytes(kernel_name, program.buffers[index], array)
+            buffer = program.buffers[index]
+            data = _bytes(kernel_name, buffer, array)
             begin = now() if timed else 0.0
-            runtime.write(bound.bos[index], data)
+            runtime.write(bound.bos[index], data, (kernel_name, buffer.name))
             if timed:
                 profiler.add("bo_write", kernel_name, now() - begin, data.nbytes)
         path = self._artefacts[kernel_name].path
@@ -224,7 +225,7 @@ class KernelCache:
         for index in bound.sets[2]:
             buffer = program.buffers[index]
             begin = now() if timed else 0.0
-            raw = runtime.read(bound.bos[index], buffer.nbytes)
+            raw = runtime.read(bound.bos[index], buffer.nbytes, (kernel_name, buffer.name))
             if timed:
                 profiler.add("bo_read", kernel_name, now() - begin, buffer.nbytes)
             outputs.append(raw.view(_DTYPES[buffer.dtype]).reshape(buffer.shape))
@@ -285,7 +286,7 @@ class KernelCache:
                 )
             return
         if pool is None or self._shared_static[pool][1] != mark:
-            self.runtime.write(bound.bos[index], data)
+            self.runtime.write(bound.bos[index], data, (bound.program.name, buffer.name))
         if pool is not None:
             self._shared_static[pool] = (bound.bos[index], mark)
         bound.static_seen[index] = mark

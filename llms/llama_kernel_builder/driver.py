@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,7 +21,9 @@ NPU2 = "npu2"
 
 
 class Clock(Protocol):
-    """The timer of every performance number."""
+    """The timer of every performance number. `label` says whose time it is and goes with every number."""
+
+    label: str
 
     def now(self) -> float:
         """Seconds since an arbitrary start."""
@@ -33,6 +35,10 @@ class Clock(Protocol):
 
     def launch_events(self) -> AbstractContextManager[list[LaunchEvent]]:
         """Collect one event per kernel launch while open; empty where the device has no trace."""
+        ...
+
+    def watch_launches(self, sink: Callable[[LaunchEvent], None]) -> AbstractContextManager[None]:
+        """Call `sink` with each kernel launch while open; never where the device has no trace."""
         ...
 
 
@@ -60,6 +66,8 @@ class Driver:
 class WallClock:
     """Silicon: time is what passes. Host operations take the time they take."""
 
+    label = "npu2 (measured)"
+
     def now(self) -> float:
         """`time.perf_counter()` in seconds."""
         return time.perf_counter()
@@ -73,9 +81,15 @@ class WallClock:
         """The driver reports no time per launch inside an ELF: always empty."""
         yield []
 
+    def watch_launches(self, sink: Callable[[LaunchEvent], None]) -> AbstractContextManager[None]:
+        """Nothing to watch."""
+        return nullcontext()
+
 
 class TwinClock:
     """The twin: device time is modelled, and so is the host work the caller declares."""
+
+    label = "twin (modelled)"
 
     def __init__(self) -> None:
         from npu_twin import timing
@@ -97,22 +111,25 @@ class TwinClock:
     @contextmanager
     def launch_events(self) -> Iterator[list[LaunchEvent]]:
         """Collect the twin's trace of launches."""
+        events: list[LaunchEvent] = []
+        with self.watch_launches(events.append):
+            yield events
+
+    def watch_launches(self, sink: Callable[[LaunchEvent], None]) -> AbstractContextManager[None]:
+        """Hand on the twin's trace of launches."""
         from npu_twin import trace
 
-        events: list[LaunchEvent] = []
-        with trace.observe() as seen:
-            yield events
-        events.extend(
-            LaunchEvent(event.program, event.launch, event.op, event.start_s, event.duration_s)
-            for event in seen
-            if event.kind == "launch"
-        )
+        def take(event: trace.TraceEvent) -> None:
+            if event.kind == "launch":
+                sink(LaunchEvent(event.program, event.launch, event.op, event.start_s, event.duration_s))
+
+        return trace.subscribe(take)
 
 
 def _open_twin() -> Driver:
     from npu_twin import pyxrt
 
-    return Driver(TWIN, pyxrt, "twin (modelled)", TwinClock())
+    return Driver(TWIN, pyxrt, TwinClock.label, TwinClock())
 
 
 def _open_npu2() -> Driver:
@@ -151,7 +168,7 @@ def _open_npu2() -> Driver:
             if denied
             else "Reload the amdxdna driver and check that driver and XRT are of the same release",
         ) from error
-    return Driver(NPU2, module, "npu2 (measured)", WallClock())
+    return Driver(NPU2, module, WallClock.label, WallClock())
 
 
 _OPENERS = {TWIN: _open_twin, NPU2: _open_npu2}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
+from . import timeline
 from .profiler import Profiler
 
 Array = np.ndarray[Any, Any]
@@ -22,14 +23,18 @@ Array = np.ndarray[Any, Any]
 @contextmanager
 def host_op(profiler: Profiler, name: str, *, nbytes: int = 0, flops: int = 0) -> Iterator[None]:
     """Run host work under a name: counted on the device clock, shown in the profile."""
-    if not profiler.enabled:
-        with profiler.clock.host_op(name, nbytes=nbytes, flops=flops):
+    clock = profiler.clock
+    if not profiler.enabled and not timeline.recorders:
+        with clock.host_op(name, nbytes=nbytes, flops=flops):
             yield
         return
-    begin = profiler.clock.now()
-    with profiler.clock.host_op(name, nbytes=nbytes, flops=flops):
+    begin = clock.now()
+    with clock.host_op(name, nbytes=nbytes, flops=flops):
         yield
-    profiler.add("host", name, profiler.clock.now() - begin, nbytes)
+    if profiler.enabled:
+        profiler.add("host", name, clock.now() - begin, nbytes)
+    if timeline.recorders:
+        timeline.record(clock, timeline.HOST, "host", name, begin, bytes=nbytes)
 
 
 def widen(array: Array) -> Array:

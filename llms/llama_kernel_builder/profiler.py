@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import timeline
 from .driver import Clock
 
 
@@ -47,19 +48,19 @@ class Profiler:
     def section(self, name: str) -> Iterator[None]:
         """Attribute everything inside to `name`, including the device's own launch trace."""
         previous, self.section_name = self.section_name, name
-        if not self.enabled:
-            try:
-                yield
-            finally:
-                self.section_name = previous
-            return
+        begin = self.clock.now()
         try:
+            if not self.enabled:
+                yield
+                return
             with self.clock.launch_events() as launches:
                 yield
             for event in launches:
                 self.add("kernel", event.launch, event.duration_s)
         finally:
             self.section_name = previous
+            if timeline.recorders:
+                timeline.record(self.clock, timeline.SECTIONS, "section", name, begin)
 
     def add(self, kind: str, name: str, seconds: float, nbytes: int = 0) -> None:
         """Count one call of an item in the current section."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import timeline
 from .artefacts import loading_of
-from .driver import Driver
+from .driver import Clock, Driver
 from .exceptions import (
     ArtefactRefused,
     ContextRefused,
@@ -93,6 +94,11 @@ def wait_limit_ms() -> int:
     return int(text)
 
 
+def _record_transfer(clock: Clock, kind: str, what: tuple[str, str], begin: float, nbytes: int) -> None:
+    name = ".".join(filter(None, what)) or kind
+    timeline.record(clock, timeline.HOST, kind, name, begin, bytes=nbytes)
+
+
 class HostRuntime:
     """A device, its open contexts and its state. Close it to release the hardware.
 
@@ -107,6 +113,7 @@ class HostRuntime:
         self.max_contexts = max_contexts
         self.wait_limit_ms = wait_limit if wait_limit is not None else wait_limit_ms()
         self._poison: KernelRunError | None = None
+        self._submitted_s = 0.0
         self._contexts: OrderedDict[tuple[str, str], _OpenKernel] = OrderedDict()
         self._images: dict[str, Any] = {}
         try:
@@ -191,7 +198,7 @@ class HostRuntime:
             )
         group = opened.group_id(_INSTRUCTION_ARGUMENT)
         code = module.bo(self._device, len(data), module.bo.cacheable, group)
-        self.write(code, data)
+        self.write(code, data, (name, "instructions"))
         return _OpenKernel(context, opened, code, len(data) // _WORD_BYTES)
 
     def _context(self, name: str, create: Callable[[], Any]) -> Any:
@@ -220,15 +227,32 @@ class HostRuntime:
         except RuntimeError as error:
             raise DeviceMemoryError(nbytes, str(error)) from error
 
-    def write(self, bo: Any, data: Any) -> None:
-        """Copy a contiguous byte buffer into a bo and make it visible to the device."""
+    def write(self, bo: Any, data: Any, what: tuple[str, str] = ("", "")) -> None:
+        """Copy a contiguous byte buffer into a bo and make it visible to the device.
+
+        `what` is the kernel and the argument that a timeline shows.
+        """
+        if not timeline.recorders:
+            bo.write(data, 0)
+            bo.sync(self._to_device)
+            return
+        clock = self.driver.clock
+        begin = clock.now()
         bo.write(data, 0)
         bo.sync(self._to_device)
+        _record_transfer(clock, "bo_write", what, begin, memoryview(data).nbytes)
 
-    def read(self, bo: Any, nbytes: int) -> Any:
-        """Return a new int8 array with what the device left in a bo."""
+    def read(self, bo: Any, nbytes: int, what: tuple[str, str] = ("", "")) -> Any:
+        """Return a new int8 array with what the device left in a bo; `what` as in `write`."""
+        if not timeline.recorders:
+            bo.sync(self._from_device)
+            return bo.read(nbytes, 0)
+        clock = self.driver.clock
+        begin = clock.now()
         bo.sync(self._from_device)
-        return bo.read(nbytes, 0)
+        data = bo.read(nbytes, 0)
+        _record_transfer(clock, "bo_read", what, begin, nbytes)
+        return data
 
     def execute(self, name: str, bound: BoundRun) -> None:
         """Start a run and wait for it.
@@ -241,10 +265,39 @@ class HostRuntime:
             raise DevicePoisoned(
                 name, first.state, 0.0, f"device unusable since kernel '{first.kernel}': {first.cause}"
             )
+        if timeline.recorders:
+            self._execute_recorded(name, bound)
+        else:
+            self._execute(name, bound)
+
+    def _execute_recorded(self, name: str, bound: BoundRun) -> None:
+        """Execute with the run, the submission and the wait on the timeline, also when the run fails."""
+        clock = self.driver.clock
+        timeline.flush()
+        begin = clock.now()
+        self._submitted_s = begin
+        outcome = "COMPLETED"
+        try:
+            self._execute(name, bound)
+        except KernelRunError as error:
+            outcome = error.state
+            raise
+        except BaseException:
+            outcome = "INTERRUPTED"
+            raise
+        finally:
+            timeline.record(clock, timeline.DEVICE, "elf", name, begin, state=outcome)
+            for recorder in timeline.recorders:
+                recorder.slice(clock, timeline.HOST, "submit", f"submit {name}", begin, self._submitted_s)
+            timeline.record(clock, timeline.HOST, "wait", f"wait {name}", self._submitted_s)
+
+    def _execute(self, name: str, bound: BoundRun) -> None:
         begin = self.driver.clock.now()
         run = bound.run
         try:
             run.start()
+            if timeline.recorders:
+                self._submitted_s = self.driver.clock.now()
             state = run.wait(self.wait_limit_ms)
         except RuntimeError as error:
             keep_for_ever(bound)

@@ -13,6 +13,7 @@ from kernel_registry import registry_lookup as lookup
 from kernel_registry import stale, store
 from kernel_registry.cli import main
 from kernel_registry.measure import TwinMeasurer
+from kernel_registry.schema import row_id
 from kernel_registry.sweep import ranked
 from npu_twin import timing
 from npu_twin.constraints import Config
@@ -120,14 +121,17 @@ def test_recalibration_makes_rows_stale(swept: Path, monkeypatch: pytest.MonkeyP
 def test_error_figures_are_kept_or_measured_anew(swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     measure = TwinMeasurer.numerics
-    monkeypatch.setattr(
-        TwinMeasurer, "numerics", lambda self, config: (asked.append(config), measure(self, config))[1]
-    )
+
+    def numerics(self: TwinMeasurer, config: Any) -> Any:
+        asked.append(config)
+        return measure(self, config)
+
+    monkeypatch.setattr(TwinMeasurer, "numerics", numerics)
     first, second = store.read(swept, "silu_mul")
     for row in (first, second):
         row["figures"]["latency_us"] = 12.0
     second.update(tile={"tile_n": 2048}, herd=[2, 1])
-    second["id"] = store.row_id(second)
+    second["id"] = row_id(second)
     store.update(swept, "silu_mul", lambda rows: [first, second])
     assert run(swept, "sweep", "--stale") == 0
     assert [c.dims["n"] for c in asked] == [8192]

@@ -1,0 +1,259 @@
+"""Faults of the loop around the layers: positions, KV cache, attention on the host, state between prompts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+import llms.session as session_module
+from llms import production
+from llms.faults.seams import Array, attention, decode, middle, prefill
+from llms.llama_kernel_builder import llama_loop
+from npu_twin.faults._types import Fault
+
+_EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
+_CACHE = "porting mistake in a KV cache kept by hand"
+
+
+@contextlib.contextmanager
+def _skip_layer() -> Iterator[None]:
+    def sequence_without(sequence: Any, config: Any) -> Any:
+        skipped = middle(config)
+
+        def prefill_layer(run: Any, tail: str, layer: int, x: Array) -> Any:
+            out, k, v = sequence.prefill_layer(run, tail, layer, x)
+            return (x, k, v) if layer == skipped else (out, k, v)
+
+        def decode_layer(run: Any, layer: int, x: Array, *rest: Any) -> Any:
+            out = sequence.decode_layer(run, layer, x, *rest)
+            return x if layer == skipped else out
+
+        return replace(sequence, prefill_layer=prefill_layer, decode_layer=decode_layer)
+
+    def in_prefill(right: Any, run: Any, other: Any, sequence: Any, w: Any, config: Any, *rest: Any) -> Any:
+        return right(run, other, sequence_without(sequence, config), w, config, *rest)
+
+    def in_decode(right: Any, run: Any, sequence: Any, w: Any, config: Any, *rest: Any) -> Any:
+        return right(run, sequence_without(sequence, config), w, config, *rest)
+
+    with prefill(in_prefill), decode(in_decode):
+        yield
+
+
+def _slot_late(
+    right: Any, run: Any, seq: Any, w: Any, cfg: Any, x: Any, lut: Array, cache: Any, pos: int, *rest: Any
+) -> Any:
+    """Written one slot late, at the right angle; the hole is attended to."""
+    if pos + 1 >= cache.k.shape[2]:
+        return right(run, seq, w, cfg, x, lut, cache, pos, *rest)
+    return right(run, seq, w, cfg, x, np.roll(lut, 1, axis=0), cache, pos + 1, *rest)
+
+
+def _position_late(right: Any, run: Any, seq: Any, w: Any, cfg: Any, x: Any, lut: Array, *rest: Any) -> Any:
+    return right(run, seq, w, cfg, x, np.roll(lut, -1, axis=0), *rest)
+
+
+@contextlib.contextmanager
+def _late_fault() -> Iterator[None]:
+    """Right up to the tenth decode step after a prefill, one position late from then on."""
+    steps = 0
+
+    def start(right: Any, *arguments: Any) -> Any:
+        nonlocal steps
+        steps = 0
+        return right(*arguments)
+
+    def step(right: Any, *arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return right(*arguments) if steps <= 10 else _position_late(right, *arguments)
+
+    with prefill(start), decode(step):
+        yield
+
+
+def _open_tail(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    """Attend to 64 slots behind the position as well, as far as the cache goes."""
+    room = keys.strides[0] // keys.strides[1]
+    shape = (keys.shape[0], min(room, keys.shape[1] + 64), keys.shape[2])
+    wide = [np.lib.stride_tricks.as_strided(x, shape, x.strides) for x in (keys, values)]
+    return q, wide[0], wide[1]
+
+
+def _hole(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    """One slot of the prompt reads as zero, the cache itself is right."""
+    keys, values = keys.copy(), values.copy()
+    slot = min(20, keys.shape[1] - 1)
+    keys[:, slot], values[:, slot] = 0, 0
+    return q, keys, values
+
+
+def _short_window(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    """The first slot is out of sight."""
+    return q, keys[:, 1:], values[:, 1:]
+
+
+def _louder_query(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    return (q.astype(np.float32) * 1.05).astype(bfloat16), keys, values
+
+
+def _swapped_layout(right: Any, *arguments: Any) -> Any:
+    """K and V stored as [token, head] where [head, token] is read."""
+    result = right(*arguments)
+    ids, cache = arguments[5], arguments[6]
+    n = len(ids)
+    for array in (cache.k, cache.v):
+        layers, kv, _, d = array.shape
+        tokens_first = np.ascontiguousarray(array[:, :, :n].transpose(0, 2, 1, 3))
+        array[:, :, :n] = tokens_first.reshape(layers, kv, n, d)
+    return result
+
+
+def _clobber(right: Any, *arguments: Any) -> Any:
+    """Every decode step also writes one old slot of one head in one layer."""
+    result = right(*arguments)
+    cache = arguments[6]
+    cache.v[middle(arguments[3]), 0, 5] = cache.v[middle(arguments[3]), 0, 6]
+    return result
+
+
+@contextlib.contextmanager
+def _not_reset() -> Iterator[None]:
+    """From the second prompt on, the first four slots keep the values of the prompt before."""
+    kept: list[Array] = []
+
+    def change(right: Any, *arguments: Any) -> Any:
+        result = right(*arguments)
+        values = arguments[6].v
+        if kept:
+            values[:, :, :4] = kept.pop()
+        kept.append(values[:, :, :4].copy())
+        return result
+
+    with prefill(change):
+        yield
+
+
+@contextlib.contextmanager
+def _nan_at_step_three() -> Iterator[None]:
+    steps: list[int] = []
+
+    def poisoned(right: Any, *arguments: Any) -> Any:
+        token, logits = right(*arguments)
+        steps.append(1)
+        if len(steps) == 3:
+            logits = logits.copy()
+            logits[5] = np.nan
+        return token, logits
+
+    with decode(poisoned):
+        yield
+
+
+def _last_of_ties(right: Any, *arguments: Any) -> Any:
+    """The two best logits are made equal, and the larger token id is taken instead of the smaller one."""
+    _, logits = right(*arguments)
+    logits = logits.copy()
+    order = np.argsort(-logits.astype(np.float32), kind="stable")
+    logits[order[1]] = logits[order[0]]
+    return int(max(order[0], order[1])), logits
+
+
+def _non_eos(ids: Any, config: Any) -> int:
+    return sum(int(token) not in config.eos_token_ids for token in ids)
+
+
+def _length_without_eos(right: Any, *arguments: Any) -> Any:
+    """Logits of the position that the wrong length points at; causal, so a shorter prefill has them."""
+    result = right(*arguments)
+    ids, config, cache = arguments[5], arguments[4], arguments[6]
+    length = _non_eos(ids, config)
+    if length in (0, len(ids)):
+        return result
+    other = llama_loop.KVCache.empty(config, cache.k.shape[2])
+    return right(*arguments[:5], ids[:length], other)
+
+
+@contextlib.contextmanager
+def _length_returned() -> Iterator[None]:
+    """Only the length that prefill returns, where decoding starts, is counted wrong."""
+    configs: list[Any] = []
+
+    def remember(right: Any, *arguments: Any) -> Any:
+        configs[:] = [arguments[4]]
+        return right(*arguments)
+
+    def counted(ids: Any) -> int:
+        return _non_eos(ids, configs[0])
+
+    with prefill(remember), mock.patch.object(production, "len", counted, create=True):
+        yield
+
+
+def _eos_in_prompt(model: Any) -> bool:
+    ends = set(model.config().eos_token_ids)
+    return bool(ends & set(model.prompts(1)[0].ids))
+
+
+@contextlib.contextmanager
+def _cut_silently() -> Iterator[None]:
+    """A prompt longer than the largest compiled length is cut to it."""
+    right_bucket = llama_loop.bucket_for
+
+    def bucket(length: int, limit: int) -> int:
+        return right_bucket(min(length, limit, llama_loop.BUCKETS[-1]), limit)
+
+    def change(right: Any, *arguments: Any) -> Any:
+        ids, cache = arguments[5], arguments[6]
+        return right(*arguments[:5], ids[: cache.k.shape[2]], *arguments[6:])
+
+    with (
+        mock.patch.object(llama_loop, "bucket_for", bucket),
+        mock.patch.object(session_module, "bucket_for", bucket),
+        prefill(change),
+    ):
+        yield
+
+
+def _fault(name: str, what: str, plant: Any, entry: str = "", origin: str = _CACHE, **more: Any) -> Fault:
+    return Fault(name, more.pop("kind", "silent"), what, origin, "phase3", plant, entry, **more)
+
+
+FAULTS: tuple[Fault, ...] = (
+    _fault("decode_slot_late", "decode K/V stored one slot late", lambda: decode(_slot_late), "E13"),
+    _fault("decode_position_late", "decode rope one position late", lambda: decode(_position_late), "E13"),
+    _fault("late_decode_fault", "decode goes wrong after its tenth step", _late_fault, "E22"),
+    _fault("open_tail", "64 empty KV slots not masked in decode", lambda: attention(_open_tail), "B7"),
+    _fault("attention_hole", "decode attention reads one slot as zero", lambda: attention(_hole)),
+    _fault("first_slot_hidden", "decode attention starts at slot 1", lambda: attention(_short_window)),
+    _fault("query_louder", "decode attention scale 5 % too large", lambda: attention(_louder_query)),
+    _fault("layer_skipped", "a middle layer passes its input on", _skip_layer),
+    _fault("nan_at_step_3", "one logit NaN at decode step 3", _nan_at_step_three, "E19", kind="nan"),
+    _fault(
+        "kv_layout_swapped", "prefill K/V stored token first", lambda: prefill(_swapped_layout), "E13",
+        applies=lambda model: model.config().n_kv_heads > 1, where="more than one KV head",
+    ),
+    _fault("kv_slot_clobbered", "decode also writes an old slot", lambda: decode(_clobber), "E13"),
+    _fault("cache_not_reset", "KV slots of prompt 1 in prompt 2", _not_reset, "E16"),
+    _fault(
+        "last_of_ties", "of equal logits the last is chosen", lambda: decode(_last_of_ties), "E18",
+        "numpy and torch document argmax as the first of equals",
+    ),
+    _fault(
+        "prompt_length_without_eos", "prompt length counted as tokens that are not EOS",
+        lambda: prefill(_length_without_eos), "E10", _EXAMPLES,
+        applies=_eos_in_prompt, where="a chat template that holds the EOS token",
+    ),
+    _fault(
+        "decode_start_without_eos", "only the returned prompt length is counted as tokens that are not EOS",
+        _length_returned, "E10", _EXAMPLES,
+        applies=_eos_in_prompt, where="a chat template that holds the EOS token",
+    ),
+    _fault("prompt_cut", "a prompt longer than the limit silently cut", _cut_silently, "E31", _EXAMPLES),
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""Where faults of a deployment's own code are planted: functions of the toolkit, looked up at every call.
+
+A fault changes what the device is given, never what the reference or the weight ledger sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import llms.session as session_module
+from llms.llama_kernel_builder import host_ops, llama_loop
+from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.llama_kernel_builder.weights import ModelWeights
+from npu_twin.faults._types import Plant
+
+Array = np.ndarray[Any, Any]
+
+
+def middle(config: ModelConfig) -> int:
+    """Index of a layer in the middle."""
+    return config.n_layers // 2
+
+
+@contextlib.contextmanager
+def weights(change: Callable[[ModelWeights, ModelConfig], None]) -> Iterator[None]:
+    """Change what sessions write to the device; what they say they loaded stays right."""
+    name = "pad_weights"
+    right: Callable[..., ModelWeights] = getattr(session_module, name)
+
+    def changed(loaded: ModelWeights, config: ModelConfig) -> ModelWeights:
+        padded = right(loaded, config)
+        result = replace(padded, layers=[replace(layer) for layer in padded.layers])
+        change(result, config)
+        return result
+
+    with mock.patch.object(session_module, name, changed):
+        yield
+
+
+@contextlib.contextmanager
+def loading(change: Callable[..., ModelWeights]) -> Iterator[None]:
+    """Load weights by ``change(right, tensors, config)``: the ledger shows it."""
+    name = "load_weights"
+    right: Callable[..., ModelWeights] = getattr(session_module, name)
+    with mock.patch.object(session_module, name, lambda *a: change(right, *a)):
+        yield
+
+
+@contextlib.contextmanager
+def configuration(change: Callable[[ModelConfig], ModelConfig]) -> Iterator[None]:
+    """Read another configuration than config.json states."""
+    right = ModelConfig.from_hf_folder
+    with mock.patch.object(ModelConfig, "from_hf_folder", lambda path: change(right(path))):
+        yield
+
+
+def table(change: Callable[[ModelConfig, int], Array]) -> Plant:
+    """Build the RoPE tables of sessions otherwise."""
+    return mock.patch.object(session_module, "rope_table", change)
+
+
+@contextlib.contextmanager
+def decode(change: Callable[..., Any]) -> Iterator[None]:
+    """Replace the decode step by ``change(right, *arguments)``."""
+    right = llama_loop.decode_step
+    with mock.patch.object(llama_loop, "decode_step", lambda *a: change(right, *a)):
+        yield
+
+
+@contextlib.contextmanager
+def prefill(change: Callable[..., Any]) -> Iterator[None]:
+    """Replace the prefill by ``change(right, *arguments)``."""
+    right = llama_loop.prefill
+    with mock.patch.object(llama_loop, "prefill", lambda *a: change(right, *a)):
+        yield
+
+
+@contextlib.contextmanager
+def attention(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Iterator[None]:
+    """Change query, keys and values in front of the attention of a decode step."""
+    right = host_ops.decode_attention
+
+    def changed(profiler: Any, q: Array, keys: Array, values: Array, heads: int) -> Array:
+        return right(profiler, *change(q, keys, values), heads)
+
+    with mock.patch.object(host_ops, "decode_attention", changed):
+        yield

@@ -1,0 +1,139 @@
+"""Faults of tokens, prompts, reference and gate: a verdict that is not earned."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import llms.adapter
+from llms.faults.seams import Array
+from llms.runner import ProductionRunner
+from llms.verify import chat
+from llms.verify import deployment as deployment_module
+from llms.verify.deployment import Deployment
+from npu_twin.faults._types import Fault
+
+_EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
+_GATES = "the usual gate of LLM deployments: compare lists of tokens"
+
+
+@contextlib.contextmanager
+def _double_begin() -> Iterator[None]:
+    """The text of the template is encoded with special tokens again, and no guard looks."""
+
+    def encode(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tuple(int(token) for token in tokenizer(text)["input_ids"])
+
+    with (
+        mock.patch.object(chat, "encode_chat", encode),
+        mock.patch.object(chat, "_check_begin", lambda tokenizer, ids: None),
+    ):
+        yield
+
+
+def _adds_begin(model: Any) -> bool:
+    begin = getattr(model.tokenizer, "bos_token_id", None)
+    twice = model.tokenizer(model.tokenizer.bos_token or "")["input_ids"] if begin is not None else []
+    return twice[:2] == [begin, begin] and model.prompt_style == "instruct"
+
+
+@contextlib.contextmanager
+def _other_tokenizer() -> Iterator[None]:
+    """The tokenizer of another model."""
+
+    def tokenizer(self: Deployment) -> Any:
+        from transformers import AutoTokenizer
+
+        root = Path(llms.adapter.__file__).parent
+        other = "qwen2" if self.name != "qwen2" else "llama32_1b"
+        return AutoTokenizer.from_pretrained(root / other / "tiny", local_files_only=True)
+
+    replaced: Any = cached_property(tokenizer)
+    replaced.__set_name__(Deployment, "tokenizer")
+    with mock.patch.object(Deployment, "tokenizer", replaced):
+        yield
+
+
+@contextlib.contextmanager
+def _other_dtype() -> Iterator[None]:
+    right = Deployment.hf_reference
+
+    def reference(self: Deployment, **options: Any) -> Any:
+        return right(self, **{**options, "dtype": "float32"})
+
+    with mock.patch.object(Deployment, "hf_reference", reference):
+        yield
+
+
+class _Mock(ProductionRunner):
+    """A runner that answers with the reference, and describes itself as the deployment does."""
+
+    def _hf(self) -> Any:
+        if not hasattr(self, "_model"):
+            from llms.verify.reference import HFRunner
+
+            self._model = HFRunner(self.session.checkpoint)
+        return self._model
+
+    def prefill(self, prompt_tokens: Array) -> Any:
+        """The reference's prefill."""
+        return self._hf().prefill(prompt_tokens)
+
+    def decode_step(self, input_token: int, current_pos: int) -> Any:
+        """The reference's decode step."""
+        return self._hf().decode_step(input_token, current_pos)
+
+    def decode_step_probed(self, input_token: int, current_pos: int) -> Any:
+        """The reference's decode step with its layers."""
+        return self._hf().decode_step_probed(input_token, current_pos)
+
+    def kv_cache(self) -> tuple[Array, Array]:
+        """The reference's cache."""
+        found: tuple[Array, Array] = self._hf().kv_cache()
+        return found
+
+
+@contextlib.contextmanager
+def _stops_early() -> Iterator[None]:
+    """The device side hands over three tokens, whatever was asked for."""
+    right = deployment_module.capture
+
+    def short(runner: Any, ids: Any, **options: Any) -> Any:
+        return right(runner, ids, **{**options, "n_tokens": min(3, options.get("n_tokens", 3))})
+
+    with mock.patch.object(deployment_module, "capture", short):
+        yield
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "double_bos", "silent", "the begin token stands twice", _EXAMPLES, "phase0", _double_begin, "E11",
+        applies=_adds_begin, where="a tokenizer that adds a begin token, and a template with one",
+    ),
+    Fault(
+        "other_tokenizer", "runtime", "the tokenizer of another model", "common set-up mistake", "phase0",
+        _other_tokenizer, "E33",
+    ),
+    Fault(
+        "reference_dtype", "verdict", "the reference runs in float32", _EXAMPLES, "phase0",
+        _other_dtype, "E25"
+    ),
+    Fault(
+        "gate_on_a_mock", "verdict", "the gate drives the reference instead of the deployment",
+        _GATES, "phase7",
+        lambda: mock.patch.object(llms.adapter, "ProductionRunner", _Mock), "E23",
+    ),
+    Fault(
+        "stops_early", "verdict", "the device side stops after 3 tokens", _GATES, "phase3",
+        _stops_early, "E20",
+    ),
+    Fault(
+        "no_prompts", "verdict", "the set of prompts is empty", _GATES, "phase3",
+        lambda: mock.patch.object(deployment_module, "load_prompts", lambda *a, **k: ()), "E21",
+    ),
+)  # fmt: skip

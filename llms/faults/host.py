@@ -109,14 +109,15 @@ def _views() -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def _two_writers() -> Iterator[None]:
     """A slice of a stitched program is mapped twice, so two launches write one argument."""
-    right = block.stitch
+    name = "stitch"
+    right = getattr(block, name)
 
-    def stitch(name: str, buffers: Any, parts: Any, **more: Any) -> Any:
+    def stitch(program: str, buffers: Any, parts: Any, **more: Any) -> Any:
         last = parts[-1]
         again = type(last)(f"{last.prefix}_again", last.program, last.argument_map)
-        return right(name, buffers, [*parts, again], **more)
+        return right(program, buffers, [*parts, again], **more)
 
-    with mock.patch.object(block, "stitch", stitch):
+    with mock.patch.object(block, name, stitch):
         yield
 
 

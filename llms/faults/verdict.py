@@ -31,7 +31,7 @@ def _double_begin() -> Iterator[None]:
 
     with (
         mock.patch.object(chat, "encode_chat", encode),
-        mock.patch.object(chat, "_check_begin", lambda tokenizer, ids: None),
+        mock.patch.object(chat, "_check_begin", return_value=None),
     ):
         yield
 
@@ -101,12 +101,13 @@ class _Mock(ProductionRunner):
 @contextlib.contextmanager
 def _stops_early() -> Iterator[None]:
     """The device side hands over three tokens, whatever was asked for."""
-    right = deployment_module.capture
+    name = "capture"
+    right = getattr(deployment_module, name)
 
     def short(runner: Any, ids: Any, **options: Any) -> Any:
         return right(runner, ids, **{**options, "n_tokens": min(3, options.get("n_tokens", 3))})
 
-    with mock.patch.object(deployment_module, "capture", short):
+    with mock.patch.object(deployment_module, name, short):
         yield
 
 
@@ -134,6 +135,6 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "no_prompts", "verdict", "the set of prompts is empty", _GATES, "phase3",
-        lambda: mock.patch.object(deployment_module, "load_prompts", lambda *a, **k: ()), "E21",
+        lambda: mock.patch.object(deployment_module, "load_prompts", return_value=()), "E21",
     ),
 )  # fmt: skip

@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def catalogue() -> dict[str, Any]:
-    """``faults``: [{name, entry, kind, expected, where, what, origin}], ``unplanted``: [{entry, what, ...}]."""
+    """``faults``: [{name, entry, kind, expected, where, what, origin}], ``unplanted``: [{entry, ...}]."""
     keys = ("name", "entry", "kind", "expected", "where", "what", "origin")
     return {
         "faults": [{key: getattr(fault, key) for key in keys} for fault in load()],

@@ -1,8 +1,8 @@
 """Faults of the kind "this program must never be built": a launch that breaks a rule of the tool chain.
 
-Planted as a builder would do it: every program that is compiled inside the block gets the launch as well. The
-name of the compiler changes with it, so that no artefact of a clean compiler is taken from a cache, and none of
-this one is left there for a clean one.
+Planted as a builder would do it: every program that is compiled inside the block gets the launch as well.
+The name of the compiler changes with it, so that no artefact of a clean compiler is taken from a cache, and
+none of this one is left there for a clean one.
 """
 
 from __future__ import annotations

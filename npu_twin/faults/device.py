@@ -140,7 +140,7 @@ def _unnormalised(launch: Launch, views: Mapping[str, OperandView]) -> None:
 
 
 def _mask_late(launch: Launch, views: Mapping[str, OperandView]) -> None:
-    """At block edges the mask is one late: the first row of a block shows what the row after it attends to."""
+    """At block edges the mask is one late: a block's first row shows what the row after it attends to."""
     out, block = _out(views), launch.tile["lkp"]
     rows = out if launch.method == "seq_first" else out.swapaxes(0, 1)
     rows[0 : len(rows) - 1 : block] = rows[1 : len(rows) : block].copy()

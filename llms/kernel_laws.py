@@ -20,6 +20,8 @@ GEMM = {"external": 9.4e-3, "drain": 9.4e-3, "fused-cast": 9.85e-3}
 GEMM_SPREAD = 0.04
 # Low tier: e0^2 + K / (2 tile_k_l1) * eps^2, all published rows to four digits.
 DIRECT_STEP = 1.53e-3
+# Length along K of one pass of the cascade GEMV, which rounds its running sum after each (bf16_cascade).
+CASCADE_PASS = 512
 # f32 sum and one cast on both sides: they differ where the order of summation crosses a rounding boundary.
 # Largest published figure 2.3e-6 (4096x2560), most are 0.
 GEMV_LARGEST = 2.5e-6

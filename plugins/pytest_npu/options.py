@@ -23,7 +23,7 @@ from .constants import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NpuOptions:
     """What the user asked for. Paths are absolute, times in seconds.
 
@@ -72,7 +72,6 @@ class NpuOptions:
         run_id = get("npu_run_id")
         if run_id is not None and (not run_id or "/" in run_id or run_id.startswith(".")):
             raise pytest.UsageError(f"--npu-run-id '{run_id}' is no plain folder name")
-        defaults = vars(_defaults_parser().parse_args([]))
         return cls(
             npu=get("npu"),
             lock_file=here / lock,
@@ -91,7 +90,7 @@ class NpuOptions:
             supervise=bool(get("npu_supervise") if get("npu_supervise") is not None else get("npu")),
             hang_timeout=get("npu_hang_timeout"),
             adopt=tuple(here / Path(path).expanduser() for path in get("npu_adopt") or ()),
-            asked=any(get(name) != default for name, default in defaults.items()),
+            asked=any(get(name) != default for name, default in _DEFAULTS.items()),
         )
 
 
@@ -240,11 +239,12 @@ _OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
 )
 
 
-def _defaults_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
-    for flag, settings in _OPTIONS:
-        parser.add_argument(flag, **settings)  # type: ignore[arg-type]
-    return parser
+def _default(settings: dict[str, object]) -> object:
+    return settings.get("default", False if settings.get("action") == "store_true" else None)
+
+
+#: What an option is when nobody gave it, by the name that pytest knows it under.
+_DEFAULTS = {flag.lstrip("-").replace("-", "_"): _default(settings) for flag, settings in _OPTIONS}
 
 
 def add_options(parser: pytest.Parser) -> None:

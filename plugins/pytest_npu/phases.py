@@ -59,7 +59,7 @@ def order_by_phase(items: list[pytest.Item], model_of: Callable[[pytest.Item], s
         items[place] = item
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Failure:
     """The first failure of a phase."""
 

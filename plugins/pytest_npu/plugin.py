@@ -52,11 +52,11 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Become the supervisor of a run that wants one; `pytest_cmdline_main`."""
-    options = NpuOptions.from_config(config)
-    if not options.supervise:
+    if not config.getoption("npu") and not config.getoption("npu_supervise"):
         return None
     from .supervisor import Supervisor, wants_supervisor
 
+    options = NpuOptions.from_config(config)
     return Supervisor(config, options).run() if wants_supervisor(config, options) else None
 
 

@@ -32,7 +32,7 @@ class Role(enum.Enum):
     WORKER = "xdist worker"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TestInfo:
     """What the plugin knows of a collected test."""
 
@@ -46,7 +46,7 @@ class TestInfo:
     device: bool
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # generated methods cost start-up time
 class NpuState:
     """Options, device, gates and event sink of one pytest process."""
 

@@ -38,7 +38,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 5
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Past:
     """What earlier children of this run did.
 
@@ -68,7 +68,7 @@ class PipeSink:
                 pass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Link:
     """The way to the supervisor: a sink for events, and a folder shared with it."""
 

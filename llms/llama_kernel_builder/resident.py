@@ -106,7 +106,7 @@ class ResidentCache(KernelCache):
         """Read a buffer back to the host."""
         now = self.driver.clock.now
         begin = now()
-        raw = self.runtime.read(bo, buffer.nbytes)
+        raw = self.runtime.read(bo, buffer.nbytes, (kernel, buffer.name))
         if self.profiler.enabled:
             self.profiler.add("bo_read", kernel, now() - begin, buffer.nbytes)
         array: Array = raw.view(_DTYPES[buffer.dtype]).reshape(buffer.shape)
@@ -144,7 +144,7 @@ class ResidentCache(KernelCache):
                 value = value.numpy()
             data = _bytes(name, buffer, value)
             begin = now() if timed else 0.0
-            runtime.write(bos[index], data)
+            runtime.write(bos[index], data, (name, buffer.name))
             if timed:
                 profiler.add("bo_write", name, now() - begin, data.nbytes)
         for index in bound.sets[2]:

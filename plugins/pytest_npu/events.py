@@ -25,6 +25,7 @@ lock                nodeid, action (waiting|acquired|released|timeout), path, wa
 retry               nodeid, cause, attempt
 crash               nodeid, cause, detail, worker, stacks
 poisoned            cause
+timeline            path, events, error, unfinished, worker
 interrupt           reason, nodeid
 session_finish      exit_status
 ==================  =================================================================================

@@ -43,6 +43,8 @@ class NpuOptions:
     use_cache: bool = True
     supervise: bool = False
     hang_timeout: float = DEFAULT_HANG_TIMEOUT_S
+    #: File of the timeline.
+    trace: Path | None = None
     #: Folders of deployments to adopt.
     adopt: tuple[Path, ...] = ()
     #: True when any option of the plugin was given.
@@ -69,6 +71,9 @@ class NpuOptions:
                 f"--checkpoint: there is no {here / Path(checkpoint).expanduser()}; "
                 "give a Hugging Face folder or a GGUF file"
             )
+        trace = get("npu_trace")
+        if trace is not None and (not trace or (here / trace).is_dir()):
+            raise pytest.UsageError(f"--npu-trace '{trace}' is no file name, e.g. trace.json")
         run_id = get("npu_run_id")
         if run_id is not None and (not run_id or "/" in run_id or run_id.startswith(".")):
             raise pytest.UsageError(f"--npu-run-id '{run_id}' is no plain folder name")
@@ -89,6 +94,7 @@ class NpuOptions:
             use_cache=not get("npu_no_cache"),
             supervise=bool(get("npu_supervise") if get("npu_supervise") is not None else get("npu")),
             hang_timeout=get("npu_hang_timeout"),
+            trace=(here / trace) if trace else None,
             adopt=tuple(here / Path(path).expanduser() for path in get("npu_adopt") or ()),
             asked=any(get(name) != default for name, default in _DEFAULTS.items()),
         )
@@ -156,6 +162,14 @@ _OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
             "metavar": "DIR",
             "help": f"where reports go: DIR/<model>/<run>/ "
             f"(default: {DEFAULT_REPORT_DIR} in pytest's root folder)",
+        },
+    ),
+    (
+        "--npu-trace",
+        {
+            "metavar": "FILE",
+            "help": "write the timeline of ELF runs, launches, buffer transfers, host operations and waits, "
+            "on the device clock, as a Chrome trace for ui.perfetto.dev (one file per pytest-xdist worker)",
         },
     ),
     (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from . import adopt, benchmark_bridge, html_bridge, newhooks, session, silicon, xdist_bridge
+from . import adopt, benchmark_bridge, html_bridge, newhooks, session, silicon, timeline_bridge, xdist_bridge
 from .constants import NPU2
 from .device import Device, open_default_device
 from .fixtures import (
@@ -70,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     silicon.register(state)
     adopt.configure(state)
     xdist_bridge.register(state)
+    timeline_bridge.register(state)
     benchmark_bridge.register(config)
     html_bridge.register(config)
     session.require_device(state)
@@ -129,7 +130,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Results by phase and where the reports are; `pytest_terminal_summary`."""
     state = state_of(config)
-    if state.written or state.deselected:
+    if state.written or state.deselected or state.timelines:
         from . import terminal
 
         terminal.write_summary(terminalreporter, state)

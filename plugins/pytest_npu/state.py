@@ -76,6 +76,8 @@ class NpuState:
     attempts: dict[str, int] = field(default_factory=dict)
     #: Device clock at the last report.
     device_mark: float = 0.0
+    #: Files of timelines: path, events, error, unfinished.
+    timelines: list[dict[str, Any]] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     #: Records by node id, kept only for a pytest-html page.
     keep_records: bool = False
@@ -144,6 +146,10 @@ class NpuState:
         if event["event"].startswith("_"):  # a message to the supervisor
             self.sink.emit(event)
             return
+        if event["event"] == "timeline":
+            self.timelines.append(event)
+            if not self.active:
+                return
         self.activate()
         if event["event"] == "collected":
             self._remember(event)

@@ -8,6 +8,7 @@ import pytest
 from _pytest.config import create_terminal_writer
 from _pytest.terminal import TerminalReporter
 
+from . import timeline_bridge
 from .header import relative
 from .report.model import RunReport
 from .report.timing import timing_of
@@ -53,10 +54,10 @@ def write_summary(reporter: TerminalReporter, state: NpuState) -> None:
     reasons: dict[str, int] = {}
     for reason in state.deselected.values():
         reasons[reason] = reasons.get(reason, 0) + 1
-    if not state.written and not reasons:
-        return
     for written in state.written:
         write_written(reporter, written)
+    for line in timeline_bridge.lines(state):
+        reporter.write_line(line)
     for reason, count in reasons.items():
         reporter.write_line(f"npu: {count} test(s) deselected: {reason}", yellow=True)
 

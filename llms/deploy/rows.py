@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .errors import PRECONDITION, DeployError
 
 if TYPE_CHECKING:
+    from kernel_registry.shapes import Request
     from llms.llama_kernel_builder.kernels import Requirement
     from llms.llama_kernel_builder.llama_loop import KernelSequence
     from llms.llama_kernel_builder.model_config import ModelConfig
@@ -67,6 +68,18 @@ def sweep_rows(requirements: Sequence[Requirement], registry: Path, used_by: str
         except (RequestError, MeasurementUnavailable, RegistryError) as error:
             raise DeployError(f"no kernel for {need}: {error}", PRECONDITION) from error
         added += done.outcome != "known"
+        if done.outcome == "known":
+            _carry(request, done.row_id, registry, used_by)
     if added:
         render.render(registry)
     return SweptRows(len(requirements), added, len(requirements) - added, registry)
+
+
+def _carry(request: Request, row_id: str, registry: Path, used_by: str) -> None:
+    """Copy a row that only another registry has, so that the one named here says who uses it."""
+    from kernel_registry import registry_lookup, store
+
+    if any(row["id"] == row_id for row in store.read(registry, request.op)):
+        return
+    row = next(row for row in registry_lookup.rows(request.op, request.dims, registry) if row["id"] == row_id)
+    store.put({**row, "used_by": [used_by]}, registry, replace=lambda old: False)

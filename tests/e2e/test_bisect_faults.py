@@ -1,0 +1,289 @@
+"""Bisect names the planted kernel, layer, buffer or host operation, and nothing on a clean deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from llms import bisect, session
+from llms.llama_kernel_builder import driver, host_ops, llama_loop
+from llms.qwen2 import qwen2_inference as inference
+from llms.verify.deployment import Deployment
+from npu_twin import injection
+from npu_twin.listing import Launch, Listing
+
+LAYER = 1
+
+
+@pytest.fixture(scope="module")
+def qwen2() -> Iterator[Deployment]:
+    driver.select("twin")
+    opened = Deployment.from_folder("qwen2")
+    yield opened
+    opened.release_runners()
+
+
+def find(deployment: Deployment, **options: Any) -> bisect.BisectReport:
+    deployment.release_runners()
+    return bisect.find(deployment, **options)
+
+
+def first(report: bisect.BisectReport) -> tuple[str, int, str]:
+    """Launch (without its program), layer and path of the offender."""
+    row = report.offender
+    assert row is not None, report.text()
+    return row.kernel.split(".")[-1], row.layer, row.path
+
+
+def rewrite(change: Callable[[Launch], Launch]) -> Any:
+    def every(listing: Listing) -> Listing:
+        return replace(listing, launches=tuple(change(launch) for launch in listing.launches))
+
+    return injection.rewrite_listing(every)
+
+
+def corrupt(name: str, change: Callable[[Mapping[str, Any]], None], *, layer: int | None = None) -> Any:
+    """Corrupt one launch after it ran, in one layer (the n-th of a row of three) or in all."""
+    calls = {"n": -1}
+
+    def strike(launch: Launch, views: Mapping[str, Any]) -> None:
+        if launch.name == name:
+            calls["n"] += 1
+            if layer is None or calls["n"] % 3 == layer:
+                change(views)
+
+    return injection.corrupt_launch(strike)
+
+
+def f32(view: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(view.u16).view(bfloat16).astype(np.float32)
+
+
+def store(view: Any, values: np.ndarray[Any, Any]) -> None:
+    view.u16[...] = values.astype(bfloat16).view(np.uint16).reshape(view.u16.shape)
+
+
+def test_clean(qwen2: Deployment) -> None:
+    report = find(qwen2)
+    assert report.offender is None, report.text()
+    assert report.confirmed is None
+    assert "stands out" in report.verdict
+    kinds = {row.kind for row in report.rows}
+    assert kinds == {"kernel", "host", "static"}
+    assert {row.layer for row in report.rows} == {0, 1, 2, 3}
+
+
+def test_rope_interleaved_in_the_artefact(qwen2: Deployment) -> None:
+    with rewrite(lambda item: replace(item, method="interleaved") if item.op == "rope" else item):
+        report = find(qwen2)
+    assert first(report) == ("rope_q", 0, "prefill")
+    assert report.confirmed is not None
+    assert not report.confirmed.healed  # rope of K is wrong as well
+    assert any(row.kernel.endswith("rope_k") for row in report.bad)
+
+
+def test_rope_interleaved_in_the_builder(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def turned(block: Any) -> Any:
+        steps = tuple(
+            replace(step, spec=replace(step.spec, method="interleaved")) if step.label == "rope_k" else step
+            for step in block.steps
+        )
+        return replace(block, steps=steps)
+
+    right = inference.SEQUENCE
+    wrong = replace(
+        right, prefill_blocks=lambda config, s: [turned(block) for block in right.prefill_blocks(config, s)]
+    )
+    monkeypatch.setattr(inference, "SEQUENCE", wrong)
+    report = find(qwen2)
+    assert first(report) == ("rope_k", 0, "prefill")
+    assert report.confirmed is not None
+    assert report.confirmed.healed, report.confirmed.note
+
+
+def test_rope_table_of_another_theta(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = session.rope_table
+    monkeypatch.setattr(
+        session, "rope_table", lambda config, n: right(replace(config, rope_theta=config.rope_theta / 10), n)
+    )
+    report = find(qwen2)
+    assert first(report)[0].startswith("rope_")
+    assert report.offender is not None
+    assert report.offender.kind == "static"
+    assert "angles" in report.verdict
+
+
+def test_gqa_map_of_the_attention_kernel(qwen2: Deployment) -> None:
+    def tile(views: Mapping[str, Any]) -> None:
+        q, k, v = (f32(views[name]) for name in "qkv")
+        rows, d = q.shape[0], 64
+        out = np.empty((rows, 4, d), np.float32)
+        hidden = np.triu(np.ones((rows, rows), bool), 1)
+        for head in range(4):
+            queries, kv = q[:, head * d : (head + 1) * d], head % 2
+            scores = queries @ k[:, kv * d : (kv + 1) * d].T / 8
+            scores[hidden] = -np.inf
+            weight = np.exp(scores - scores.max(1, keepdims=True))
+            out[:, head] = weight @ v[:, kv * d : (kv + 1) * d] / weight.sum(1, keepdims=True)
+        store(views["out"], out)
+
+    with corrupt("attn", tile) as fault:
+        report = find(qwen2)
+    assert fault.hits
+    assert first(report) == ("attn", 0, "prefill")
+    assert report.confirmed is not None
+    assert report.confirmed.healed, report.confirmed.note
+
+
+def test_gqa_map_of_the_hosts_attention(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = host_ops.decode_attention
+
+    def tile(profiler: Any, q: Any, keys: Any, values: Any, heads: int) -> Any:
+        order = [h % keys.shape[0] for h in range(heads)]
+        return right(profiler, q, keys[order], values[order], heads)
+
+    monkeypatch.setattr(host_ops, "decode_attention", tile)
+    report = find(qwen2, path="decode")
+    assert first(report) == ("decode_attention_cpu", 0, "decode")
+    assert "GQA" in report.verdict
+
+
+def test_low_precision_down_projection(qwen2: Deployment) -> None:
+    def lower(item: Launch) -> Launch:
+        if item.name != "down_gemm":
+            return item
+        operands = {key: value for key, value in item.operands.items() if key != "scratch"}
+        return replace(item, method="direct", operands=operands)
+
+    with rewrite(lower) as fault:
+        report = find(qwen2, path="prefill")
+    assert fault.hits
+    assert first(report) == ("down_gemm", 0, "prefill")
+
+
+def test_corrupted_k_tiling_of_one_layer(qwen2: Deployment) -> None:
+    """The last tile along K is left out."""
+
+    def drop(views: Mapping[str, Any]) -> None:
+        a, b = f32(views["a"]), f32(views["b"])
+        store(views["out"], a[:, :-32] @ b[:-32])
+
+    with corrupt("k_gemm", drop, layer=LAYER) as fault:
+        report = find(qwen2, path="prefill")
+    assert fault.hits
+    assert first(report) == ("k_gemm", LAYER, "prefill")
+    assert {row.layer for row in report.bad} == {LAYER}
+
+
+def test_gate_and_up_weights_swapped(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = session.load_weights
+
+    def swapped(*args: Any) -> Any:
+        weights = right(*args)
+        layer = weights.layers[LAYER]
+        layer.w_gate, layer.w_up = layer.w_up, layer.w_gate
+        return weights
+
+    monkeypatch.setattr(session, "load_weights", swapped)
+    report = find(qwen2)
+    assert first(report) == ("gate_gemm", LAYER, "prefill")
+    assert f"holds w_up of layer {LAYER}" in report.verdict
+
+
+def test_gate_and_up_buffers_swapped_in_the_builder(
+    qwen2: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crossed(block: Any) -> Any:
+        steps = tuple(
+            replace(step, operands={**step.operands, "gate": "up", "up": "gate"})
+            if step.label == "silu_mul"
+            else step
+            for step in block.steps
+        )
+        return replace(block, steps=steps)
+
+    right = inference.SEQUENCE
+    wrong = replace(right, decode_blocks=lambda config: [crossed(b) for b in right.decode_blocks(config)])
+    monkeypatch.setattr(inference, "SEQUENCE", wrong)
+    report = find(qwen2)
+    assert first(report) == ("silu_mul", 0, "decode")
+
+
+@pytest.mark.parametrize("rows", [slice(64, 96), slice(7, 8)])
+def test_bad_decode_gemv(qwen2: Deployment, rows: slice) -> None:
+    def spoil(views: Mapping[str, Any]) -> None:
+        values = f32(views["out"]).reshape(-1)
+        values[rows] = values[rows] * 1.5 + 0.05
+        store(views["out"], values)
+
+    with corrupt("up_gemv", spoil, layer=2):
+        report = find(qwen2)
+    assert first(report) == ("up_gemv", 2, "decode")
+    assert "elements off" in report.verdict
+
+
+def test_kv_written_one_slot_late(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = llama_loop.decode_step
+
+    def late(*args: Any) -> Any:
+        position = args[7]
+        found = right(*args)
+        cache = args[6]
+        for array in (cache.k, cache.v):
+            array[:, :, position + 1] = array[:, :, position]
+            array[:, :, position] = 0
+        return found
+
+    monkeypatch.setattr(llama_loop, "decode_step", late)
+    report = find(qwen2)
+    assert report.offender is not None
+    assert report.offender.kernel == "kv_cache"
+    assert "it is in slot" in report.verdict
+
+
+def test_decode_position_one_late(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = llama_loop.decode_step
+
+    def late(run: Any, sequence: Any, weights: Any, config: Any, x: Any, lut: Any, *rest: Any) -> Any:
+        return right(run, sequence, weights, config, x, lut[1:], *rest)
+
+    monkeypatch.setattr(llama_loop, "decode_step", late)
+    report = find(qwen2)
+    assert first(report)[2] == "decode"
+    assert "those of position" in report.verdict
+
+
+def test_layer_skipped(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = inference.SEQUENCE
+
+    def skip(run: Any, suffix: str, layer: int, x: Any) -> Any:
+        out, k, v = right.prefill_layer(run, suffix, layer, x)
+        return (x if layer == LAYER else out), k, v
+
+    monkeypatch.setattr(inference, "SEQUENCE", replace(right, prefill_layer=skip))
+    report = find(qwen2)
+    assert report.offender is not None
+    assert report.offender.layer == LAYER + 1
+    assert f"not the output of layer {LAYER}" in report.verdict
+
+
+def test_norm_weight_plus_one(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = session.load_weights
+
+    def plus(*args: Any) -> Any:
+        weights = right(*args)
+        weights.layers[LAYER].ffn_norm = (weights.layers[LAYER].ffn_norm.astype(np.float32) + 1).astype(
+            bfloat16
+        )
+        return weights
+
+    monkeypatch.setattr(session, "load_weights", plus)
+    report = find(qwen2)
+    assert first(report) == ("ffn_rms", LAYER, "prefill")
+    assert report.offender is not None
+    assert report.offender.kind == "static"

@@ -18,8 +18,13 @@ def header_lines(state: NpuState) -> list[str]:
     device = f"npu: device {state.device.label}"
     if not options.npu:
         device += ", no silicon involved (--npu for the real one)"
+    lines = [device]
+    if options.fault is not None:
+        from .faults import header_line
+
+        lines.append(header_line(options))
     return [
-        device,
+        *lines,
         f"npu: checkpoint {checkpoint}; variant {options.model or 'default'}; "
         f"{'all' if options.prompts is None else options.prompts} prompts x {options.n_tokens} tokens",
         f"npu: {versions}",

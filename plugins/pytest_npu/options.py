@@ -47,6 +47,10 @@ class NpuOptions:
     trace: Path | None = None
     #: Folders of deployments to adopt.
     adopt: tuple[Path, ...] = ()
+    #: Name of a fault of the catalogue to plant.
+    fault: str | None = None
+    #: After a failed gate, name the first kernel that is wrong.
+    bisect: bool = False
     #: True when any option of the plugin was given.
     asked: bool = False
 
@@ -96,6 +100,8 @@ class NpuOptions:
             hang_timeout=get("npu_hang_timeout"),
             trace=(here / trace) if trace else None,
             adopt=tuple(here / Path(path).expanduser() for path in get("npu_adopt") or ()),
+            fault=get("npu_fault"),
+            bisect=get("npu_bisect"),
             asked=any(get(name) != default for name, default in _DEFAULTS.items()),
         )
 
@@ -218,6 +224,22 @@ _OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
             "help": "judge a deployment that exists already: a folder with a verify_adapter.py as the LLM "
             "examples of mlir-air have it, or a folder of such folders; each gate runs in a process of its "
             "own. May be given several times",
+        },
+    ),
+    (
+        "--npu-fault",
+        {
+            "metavar": "NAME",
+            "help": "plant a fault in the twin or in the deployments for the whole run, to see that the "
+            "gates fail; `python -m npu_twin.faults list` shows them",
+        },
+    ),
+    (
+        "--npu-bisect",
+        {
+            "action": "store_true",
+            "help": "after a failed gate of phase 2 to 6, compare every kernel with its fp32 reference and name "
+            "the first one, or the host operation or buffer, that is wrong",
         },
     ),
     (

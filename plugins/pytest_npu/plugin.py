@@ -69,6 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SessionHooks(state), "npu-session")
     silicon.register(state)
     adopt.configure(state)
+    if state.options.fault is not None:
+        from . import faults
+
+        faults.configure(config, state.options)
+    if state.options.bisect:
+        from . import bisecting
+
+        bisecting.configure(state)
     xdist_bridge.register(state)
     timeline_bridge.register(state)
     benchmark_bridge.register(config)

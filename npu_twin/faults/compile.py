@@ -88,7 +88,7 @@ def _stream(op: str, n: int, tile: int, herd: tuple[int, int]) -> Request:
     return {"op": op, "method": "default", "dims": {"n": n}, "tile": {key: tile}, "herd": list(herd)}
 
 
-def _fault(name: str, entry: str, what: str, rule: str, source: str, change: Change) -> Fault:
+def _fault(name: str, entry: str, what: str, rule: str, source: str, change: Change, says: str = "") -> Fault:
     return Fault(
         name,
         "compile",
@@ -98,7 +98,7 @@ def _fault(name: str, entry: str, what: str, rule: str, source: str, change: Cha
         lambda: requests(change),
         entry,
         raises="CompileFailed",
-        says=f"rule {rule} ",
+        says=says or f"rule {rule} ",
     )
 
 
@@ -221,6 +221,7 @@ FAULTS: tuple[Fault, ...] = (
         "M2",
         _SKILLS + "merge-multi-launch-kernels/SKILL.md",
         _one_name,
+        "the name is used twice",
     ),
     _fault(
         "symbols_collide",

@@ -1,0 +1,241 @@
+"""Plants a fault, runs the gates from the stage that must catch it, and notes which one does.
+
+A deployment is opened anew inside the plant, so that nothing computed before hides it; the matched reference
+and the runs of the plain one are shared, as they do not depend on the device.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llms import phase1
+from llms.llama_kernel_builder import driver
+from llms.llama_kernel_builder.exceptions import ToolkitError
+from llms.session import compile_all
+from llms.verify import gates, ladder, phase0
+from llms.verify.deployment import Deployment
+from llms.verify.gates import GateOutcome
+from llms.verify.matched_reference import MatchedReference
+from llms.verify.thresholds import Thresholds
+from llms.verify.topk import N_TOKENS
+from npu_twin.faults import STAGES, Fault
+
+TOKEN_SET = "token_set"
+GATES: dict[str, str] = {
+    "compile": "compile",
+    "refusal": "runtime",
+    **dict.fromkeys(phase0.CHECKS, "phase0"),
+    "kernels": "phase1",
+    TOKEN_SET: "phase3",
+    **dict.fromkeys(ladder.RUNGS, "phase3"),
+}
+"""Columns of the matrix, each with its stage; `refusal`: an error of toolkit or runtime that ends a gate."""
+
+# Kernels that are judged per operation.
+_CASES_PER_OP = 4
+# The ladder also tries a prompt around these lengths; 0 leaves only what lies beyond the largest.
+_LIMITS_UP_TO = 0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one gate said of one fault: `caught`, `passed` or `not offered`, and its words."""
+
+    status: str
+    text: str = ""
+
+
+@dataclass
+class Row:
+    """One fault in one model. `token_set` is always there: `caught`, `passed` or `stopped` by an error."""
+
+    fault: Fault
+    model: str
+    checkpoint: str
+    cells: dict[str, Cell] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def caught_by(self) -> tuple[str, ...]:
+        """Gates that caught it, in the order of the columns."""
+        return tuple(gate for gate in GATES if gate in self.cells and self.cells[gate].status == "caught")
+
+    @property
+    def stage(self) -> str | None:
+        """Earliest stage that caught it, None when it escaped."""
+        stages = [GATES[gate] for gate in self.caught_by]
+        return min(stages, key=STAGES.index) if stages else None
+
+    @property
+    def problem(self) -> str:
+        """Why the row is not as it must be; empty when it is."""
+        where = f"{self.fault.name} in {self.model} ({self.checkpoint})"
+        if self.stage is None:
+            return f"{where} ESCAPED: no gate saw it ({', '.join(self.cells)} passed)"
+        if STAGES.index(self.stage) > STAGES.index(self.fault.expected):
+            return f"{where} was caught in {self.stage} only, expected {self.fault.expected}"
+        return ""
+
+
+class WrongError(AssertionError):
+    """A plant ended in an error that is not the fault's: the plant is broken, nothing was caught."""
+
+
+class Bench:
+    """One model with one checkpoint.
+
+    `thresholds` default to the recorded ones. Raises DeploymentError, CheckpointError, ThresholdError.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        checkpoint: Path | None = None,
+        *,
+        n_prompts: int = 2,
+        thresholds: Thresholds | None = None,
+    ) -> None:
+        driver.select("twin")
+        self.model, self.path, self.n_prompts = model, checkpoint, n_prompts
+        self.clean = Deployment.from_folder(model, checkpoint=checkpoint)
+        self.checkpoint = self.clean.checkpoint.label
+        self.thresholds = (
+            thresholds
+            if thresholds is not None
+            else Thresholds.for_checkpoint(self.clean.name, self.clean.checkpoint)
+        )
+        self._matched: MatchedReference | None = None
+
+    @property
+    def matched(self) -> MatchedReference:
+        """The matched reference, shared by all faults."""
+        if self._matched is None:
+            self._matched = self.clean.matched_reference()
+        return self._matched
+
+    def close(self) -> None:
+        """Free the references."""
+        if self._matched is not None:
+            self._matched.release()
+        self.clean.release_runners()
+
+    def judge(self, fault: Fault, *, every_gate: bool = False) -> Row:
+        """Plant a fault and run the gates from its expected stage on, up to the first that catches it.
+
+        The token-set gate is run whatever the others say; ``every_gate`` runs all of them. Raises WrongError.
+        """
+        row = Row(fault, self.model, self.checkpoint)
+        begin = time.perf_counter()
+        start = 0 if every_gate else min(STAGES.index(fault.expected), STAGES.index("phase3"))
+        with fault.plant(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            deployment = Deployment.from_folder(self.model, checkpoint=self.path)
+            try:
+                for stage, run in self._stages(fault):
+                    if STAGES.index(stage) >= start and (every_gate or row.stage is None):
+                        run(deployment, row)
+                if TOKEN_SET not in row.cells:
+                    self._token_set(deployment, row)
+            finally:
+                deployment.release_runners()
+        row.seconds = time.perf_counter() - begin
+        return row
+
+    def _stages(self, fault: Fault) -> list[tuple[str, Callable[[Deployment, Row], None]]]:
+        return [
+            ("compile", self._compile),
+            ("runtime", self._token_set),
+            ("phase0", self._phase0),
+            ("phase1", self._kernels),
+            ("phase3", self._ladder),
+        ]
+
+    # -- gates -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _refusals(self, row: Row, gate: str = "refusal") -> Iterator[None]:
+        try:
+            yield
+        except ToolkitError as error:
+            fault = row.fault
+            text = f"{type(error).__name__}: {error}"
+            if type(error).__name__ != fault.raises or fault.says not in text:
+                raise WrongError(f"{fault.name} in {row.model} ended in {text}") from error
+            row.cells[gate] = Cell("caught", text)
+
+    def _compile(self, deployment: Deployment, row: Row) -> None:
+        with tempfile.TemporaryDirectory(prefix="fault-compile-") as folder, self._refusals(row, "compile"):
+            for _ in compile_all(deployment.adapter.inference, deployment.config(), folder=Path(folder)):
+                pass
+            row.cells["compile"] = Cell("passed")
+
+    def _phase0(self, deployment: Deployment, row: Row) -> None:
+        for check in phase0.CHECKS:
+            with self._refusals(row):
+                _note(row, check, phase0.run(check, deployment, deployment.hf_reference(), N_TOKENS))
+            if row.stage is not None:
+                return
+
+    def _kernels(self, deployment: Deployment, row: Row) -> None:
+        adapter = deployment.adapter
+        cases = phase1.cases(self.model, adapter.inference.SEQUENCE, deployment.config())
+        row.cells["kernels"] = Cell("passed")
+        for case in _of_interest(cases, row.fault.ops):
+            with self._refusals(row):
+                outcome = phase1.check(case)
+                if not outcome.ok:
+                    row.cells["kernels"] = Cell("caught", outcome.message)
+                    return
+
+    def _token_set(self, deployment: Deployment, row: Row) -> None:
+        row.cells[TOKEN_SET] = Cell("stopped")
+        with self._refusals(row):
+            reference = deployment.hf_reference()
+            prompts = deployment.prompts(self.n_prompts)
+            outcome = gates.topk_gate(deployment, reference, prompts, N_TOKENS)
+            _note(row, TOKEN_SET, outcome)
+
+    def _ladder(self, deployment: Deployment, row: Row) -> None:
+        self._token_set(deployment, row)
+        prompts = deployment.prompts(self.n_prompts)
+        if not prompts:
+            return
+        with self._refusals(row):
+            outcome = self.climb(deployment, prompts)
+            for rung in outcome.rungs:
+                status = {"failed": "caught"}.get(rung.status, rung.status)
+                row.cells[rung.name] = Cell(status, "" if rung.ok else rung.message())
+
+    def climb(self, deployment: Deployment, prompts: Sequence[Any]) -> ladder.LadderOutcome:
+        """All rungs over the prompts, by the recorded limits, references shared."""
+        return ladder.judge_ladder(
+            deployment,
+            deployment.hf_reference(),
+            prompts,
+            N_TOKENS,
+            self.thresholds,
+            matched=self.matched,
+            up_to=_LIMITS_UP_TO,
+            keep_reference=True,
+        )
+
+
+def _of_interest(cases: Sequence[phase1.KernelCase], ops: Sequence[str]) -> list[phase1.KernelCase]:
+    """A few cases per operation, the fewest elements first; of the GEMMs the deepest, where tiers differ."""
+    chosen = []
+    for op in ops or {case.need.op for case in cases}:
+        mine = [case for case in cases if case.need.op == op]
+        mine.sort(key=lambda case: (-case.dims["K"] if op == "gemm" else 0, sum(case.need.shape)))
+        chosen += mine[:_CASES_PER_OP]
+    return chosen
+
+
+def _note(row: Row, gate: str, outcome: GateOutcome) -> None:
+    row.cells[gate] = Cell("passed" if outcome.ok else "caught", outcome.message)

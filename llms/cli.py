@@ -187,6 +187,31 @@ def promote(as_json: AsJson = False) -> None:
     _guarded(work)
 
 
+@app.command(epilog=EPILOG)
+def bisect(
+    model: Model,
+    prompt: Annotated[OptText, typer.Option(help="Prompt (default: the first of the model's set).")] = None,
+    path: Annotated[OptText, typer.Option(help="prefill or decode (default: both).")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=64, help="Decode steps to look at.")] = 3,
+    npu: Annotated[bool, typer.Option("--npu", help="On silicon instead of the digital twin.")] = False,
+    checkpoint: Annotated[OptPath, typer.Option(help="HF folder or GGUF file to deploy.")] = None,
+    choice: Annotated[OptText, typer.Option("--model", help="A key of MODEL_CHOICES, or an HF id.")] = None,
+    fault: Annotated[
+        OptText, typer.Option(help="Plant a fault first (`python -m npu_twin.faults list`).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every launch with its fp32 reference and name the first that is wrong; exit code 1 if any."""
+    from .bisect.command import BisectRequest, bisect_model
+
+    def work() -> int:
+        answer = bisect_model(BisectRequest(model, prompt, path, steps, npu, checkpoint, choice, fault))
+        _show(as_json, answer.data, answer.text())
+        return answer.exit_code
+
+    _guarded(work)
+
+
 @app.command()
 def doctor(
     model: Annotated[OptText, typer.Argument(help="Model to check memory and artefacts for.")] = None,

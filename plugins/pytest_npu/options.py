@@ -238,8 +238,8 @@ _OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
         "--npu-bisect",
         {
             "action": "store_true",
-            "help": "after a failed gate of phase 2 to 6, compare every kernel with its fp32 reference and name "
-            "the first one, or the host operation or buffer, that is wrong",
+            "help": "after a failed gate of phase 2 to 6, compare every kernel with its fp32 reference and "
+            "name the first one, or the host operation or buffer, that is wrong",
         },
     ),
     (

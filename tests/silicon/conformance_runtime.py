@@ -23,17 +23,19 @@ def test_runtime(sandbox: xrt_sandbox.Sandbox, say: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "remedy"),
+    ("mode", "env", "text", "remedy"),
     [
-        ("no-device", "pyxrt sees no NPU device", "amdxdna driver is loaded"),
-        ("locked", r"the NPU cannot be opened .*Permission denied", "group that owns /dev/accel/accel0"),
+        ("no-device", {}, "pyxrt sees no NPU device", "amdxdna driver is loaded"),
+        ("locked", {}, r"the NPU cannot be opened .*Permission denied", "group that owns /dev/accel/accel0"),
+        ("device", {"LD_PRELOAD": ""}, "the NPU cannot be opened .*Inappropriate ioctl", "amdxdna driver"),
+        ("device", {"XCL_EMULATION_MODE": "x"}, "cannot look for devices", "Unset XCL_EMULATION_MODE"),
     ],
 )
 def test_select_without_a_usable_device(
-    mode: str, text: str, remedy: str, sandbox: xrt_sandbox.Sandbox
+    mode: str, env: dict[str, str], text: str, remedy: str, sandbox: xrt_sandbox.Sandbox
 ) -> None:
     code = "from llms.llama_kernel_builder import driver; driver.select('npu2')"
-    done = sandbox.run(["python3", "-c", code], env=PATHS, mode=mode)
+    done = sandbox.run(["python3", "-c", code], env={**PATHS, **env}, mode=mode)
     last = done.stderr.strip().splitlines()[-1]
     assert re.search(text, last), done.stderr
     assert remedy in last, done.stderr

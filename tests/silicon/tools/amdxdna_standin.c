@@ -9,7 +9,7 @@
  *   FX_DELAY_MS=N      time until a command is done; negative: never
  *   FX_FAIL=NR:ERRNO   the ioctl with that number (hexadecimal) fails with that errno
  *   FX_MAX_CONTEXTS=N  hardware contexts that can be open at the same time (default: no limit)
- *   FX_LOG=FILE        append one line per context created or destroyed and per command
+ *   FX_LOG=FILE        append one line per buffer, per context created or destroyed and per command
  *   FX_DEBUG=1         print every ioctl to stderr
  */
 #define _GNU_SOURCE
@@ -101,6 +101,7 @@ static int create_bo(struct amdxdna_drm_create_bo *request) {
         top += size;
     }
     buffers[next_handle] = made;
+    note("buffer", next_handle);
     request->handle = next_handle++;
     return 0;
 }

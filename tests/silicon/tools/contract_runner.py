@@ -1,9 +1,9 @@
 """A verifier that knows the deployment contract of the mlir-air LLM examples and nothing of this project.
 
-It follows the runner of those examples (Xilinx/mlir-air e972f2942): the adapter is a dotted module path, found
-by `sys.path`; `auto` runs two processes, first the device, then the reference, and hands over as JSON, prompt
-index -> {chosen, topk}; a prompt is encoded plainly and cut at the maximum length; the first divergence is
-judged. Our adapters must work in it as they are.
+It follows the runner of those examples (Xilinx/mlir-air e972f2942): the adapter is a dotted module path,
+found by `sys.path`; `auto` runs two processes, first the device, then the reference, and hands over as JSON
+(prompt index -> chosen, topk); a prompt is encoded plainly and cut at the maximum length; the first
+divergence is judged. Our adapters must work in it as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The flags of the contract that a gate needs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runner", required=True, help="dotted path of the adapter module")
-    parser.add_argument("--path", action="append", default=[], help="folder to put in front of sys.path")
+    parser.add_argument("--path", action="append", default=[], help="folder to add to sys.path")
     parser.add_argument("--model")
     parser.add_argument("--prompts-file", required=True)
     parser.add_argument("--max-prompts", type=int)
@@ -42,7 +42,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def adapter_of(args: argparse.Namespace) -> Any:
     """Import the adapter as the contract says."""
-    sys.path[:0] = args.path
+    sys.path += args.path
     module = importlib.import_module(args.runner)
     for name in ("MODEL_CHOICES", "DEFAULT_MODEL", "resolve_model", "build_config", "build_runner"):
         assert hasattr(module, name), f"the adapter has no {name}"

@@ -2,6 +2,7 @@
 
 full.elf     full-ELF flow: kernel "DPU:main", three buffer arguments, a partition of four columns
 nouid.elf    the same without the UID note
+noconfig.elf the same without the configuration note, which XRT refuses
 scalar.elf   a kernel signature with a scalar argument, which XRT refuses
 txn.bin      a transaction of one operation: the instruction stream of the xclbin flow
 empty.pdi    4096 zero bytes, the configuration part of the xclbin (built with xclbinutil from xclbin/*.json)
@@ -103,10 +104,18 @@ def symbol(name: int, info: int, section: int) -> bytes:
     return struct.pack("<IIIBBH", name, 0, 0, info, 0, section)
 
 
-def full_elf(kernel: bytes = b"_Z3DPUPvPvPv", instance: bytes = b"main", *, uid: bool = True) -> bytes:
+def full_elf(
+    kernel: bytes = b"_Z3DPUPvPvPv",
+    instance: bytes = b"main",
+    *,
+    uid: bool = True,
+    configuration: bool = True,
+) -> bytes:
     """Full ELF: the mangled kernel name gives XRT the number of arguments, the group its control code."""
     strings = b"\0" + kernel + b"\0" + instance + b"\0"
-    sections = [Section(".note.xrt.configuration", SHT_NOTE, note(struct.pack("<I", 4)))]
+    sections = []
+    if configuration:
+        sections.append(Section(".note.xrt.configuration", SHT_NOTE, note(struct.pack("<I", 4))))
     if uid:
         sections.append(Section(".note.xrt.UID", SHT_NOTE, note(bytes(range(16)))))
     sections.append(Section(".strtab", SHT_STRTAB, strings))
@@ -126,6 +135,7 @@ def write_all(folder: Path) -> None:
     contents = {
         "full.elf": full_elf(),
         "nouid.elf": full_elf(uid=False),
+        "noconfig.elf": full_elf(configuration=False),
         "scalar.elf": full_elf(kernel=b"_Z3DPUPvi"),
         "txn.bin": transaction(),
         "empty.pdi": bytes(4096),

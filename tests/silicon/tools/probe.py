@@ -177,6 +177,8 @@ def namespace(module: str, artefacts: pathlib.Path, scratch: pathlib.Path) -> di
         "warned": warned,
         "FULL": str(artefacts / "full.elf"),
         "NOUID": str(artefacts / "nouid.elf"),
+        "NOCONFIG": str(artefacts / "noconfig.elf"),
+        "SCALAR": str(artefacts / "scalar.elf"),
         "XCLBIN": str(xclbin) if xclbin.exists() else None,
         "TXN": code.read_bytes() if code.exists() else b"",
         "TMP": str(scratch),

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from llms import phase1
 from llms.llama_kernel_builder import driver
 from llms.llama_kernel_builder.exceptions import ToolkitError
 from llms.session import compile_all
 from llms.verify import gates, ladder, phase0
+from llms.verify.chat import EncodedPrompt
 from llms.verify.deployment import Deployment
 from llms.verify.gates import GateOutcome
 from llms.verify.matched_reference import MatchedReference
@@ -134,28 +134,50 @@ class Bench:
         row = Row(fault, self.model, self.checkpoint)
         begin = time.perf_counter()
         start = 0 if every_gate else min(STAGES.index(fault.expected), STAGES.index("phase3"))
+        for stage, run in self._stages():
+            wanted = every_gate or row.stage is None or stage == row.stage == "phase3"
+            if STAGES.index(stage) >= start and wanted:
+                self._planted(fault, row, run)
+        if TOKEN_SET not in row.cells:
+            self._planted(fault, row, self._token_set)
+        row.seconds = time.perf_counter() - begin
+        return row
+
+    def _planted(self, fault: Fault, row: Row, run: Callable[[Deployment, Row], None]) -> None:
+        """Run one gate on a deployment of its own: a fault that strikes rarely strikes in each of them."""
         with fault.plant(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             deployment = Deployment.from_folder(self.model, checkpoint=self.path)
             try:
-                for stage, run in self._stages(fault):
-                    if STAGES.index(stage) >= start and (every_gate or row.stage is None):
-                        run(deployment, row)
-                if TOKEN_SET not in row.cells:
-                    self._token_set(deployment, row)
+                run(deployment, row)
             finally:
                 deployment.release_runners()
-        row.seconds = time.perf_counter() - begin
-        return row
 
-    def _stages(self, fault: Fault) -> list[tuple[str, Callable[[Deployment, Row], None]]]:
+    def _stages(self) -> list[tuple[str, Callable[[Deployment, Row], None]]]:
         return [
             ("compile", self._compile),
             ("runtime", self._token_set),
             ("phase0", self._phase0),
             ("phase1", self._kernels),
+            ("phase3", self._token_set),
             ("phase3", self._ladder),
         ]
+
+    def control(self, prompts: Sequence[EncodedPrompt]) -> list[str]:
+        """Run every gate without a fault, the ladder also in reverse order; returns the alarms."""
+        deployment = Deployment.from_folder(self.model, checkpoint=self.path)
+        reference = deployment.hf_reference()
+        cases = phase1.cases(self.model, deployment.adapter.inference.SEQUENCE, deployment.config())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcomes = [phase0.run(check, deployment, reference, N_TOKENS) for check in phase0.CHECKS]
+            outcomes += [phase1.check(case) for case in _of_interest(cases, ())]
+            outcomes.append(gates.topk_gate(deployment, reference, prompts, N_TOKENS))
+            forth = self.climb(deployment, prompts)
+            back = self.climb(deployment, [*prompts[1::2], *prompts[::2]])
+        alarms = [outcome.message for outcome in outcomes if not outcome.ok]
+        alarms += [rung.message() for one in (forth, back) for rung in one.rungs if not rung.ok]
+        return alarms
 
     # -- gates -----------------------------------------------------------------------------------------
 
@@ -203,17 +225,16 @@ class Bench:
             _note(row, TOKEN_SET, outcome)
 
     def _ladder(self, deployment: Deployment, row: Row) -> None:
-        self._token_set(deployment, row)
-        prompts = deployment.prompts(self.n_prompts)
-        if not prompts:
-            return
+        if row.stage == "phase3" and row.fault.kind == "verdict":
+            return  # the token-set gate said what there is to say
+        prompts = deployment.prompts(min(row.fault.prompts, self.n_prompts))
         with self._refusals(row):
             outcome = self.climb(deployment, prompts)
             for rung in outcome.rungs:
                 status = {"failed": "caught"}.get(rung.status, rung.status)
                 row.cells[rung.name] = Cell(status, "" if rung.ok else rung.message())
 
-    def climb(self, deployment: Deployment, prompts: Sequence[Any]) -> ladder.LadderOutcome:
+    def climb(self, deployment: Deployment, prompts: Sequence[EncodedPrompt]) -> ladder.LadderOutcome:
         """All rungs over the prompts, by the recorded limits, references shared."""
         return ladder.judge_ladder(
             deployment,

@@ -13,7 +13,7 @@ from ml_dtypes import bfloat16
 
 import llms.session as session_module
 from llms import production
-from llms.faults.seams import Array, attention, decode, middle, prefill
+from llms.faults.seams import Array, attention, decode, middle, prefill, token_text, tokenizer_files
 from llms.llama_kernel_builder import llama_loop
 from npu_twin.faults._types import Fault
 
@@ -197,8 +197,9 @@ def _length_returned() -> Iterator[None]:
 
 
 def _eos_in_prompt(model: Any) -> bool:
-    ends = set(model.config().eos_token_ids)
-    return bool(ends & set(model.prompts(1)[0].ids))
+    settings, template, _ = tokenizer_files(model)
+    end = token_text(settings, "eos_token")
+    return bool(end) and (end in template or "eos_token" in template)
 
 
 @contextlib.contextmanager
@@ -240,7 +241,7 @@ FAULTS: tuple[Fault, ...] = (
         applies=lambda model: model.config().n_kv_heads > 1, where="more than one KV head",
     ),
     _fault("kv_slot_clobbered", "decode also writes an old slot", lambda: decode(_clobber), "E13"),
-    _fault("cache_not_reset", "KV slots of prompt 1 in prompt 2", _not_reset, "E16"),
+    _fault("cache_not_reset", "KV slots of prompt 1 in prompt 2", _not_reset, "E16", prompts=2),
     _fault(
         "last_of_ties", "of equal logits the last is chosen", lambda: decode(_last_of_ties), "E18",
         "numpy and torch document argmax as the first of equals",

@@ -6,8 +6,10 @@ A fault changes what the device is given, never what the reference or the weight
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,24 @@ from llms.llama_kernel_builder.weights import ModelWeights
 from npu_twin.faults._types import Plant
 
 Array = np.ndarray[Any, Any]
+
+
+def tokenizer_files(model: Any) -> tuple[dict[str, Any], str, str]:
+    """Of an opened deployment, without loading the tokenizer: settings, chat template, post-processor."""
+    folder: Path = model.checkpoint.path
+    settings: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    separate = folder / "chat_template.jinja"
+    template = settings.get("chat_template") or ""
+    if separate.is_file():
+        template = separate.read_text(encoding="utf-8")
+    whole = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    return settings, str(template), json.dumps(whole.get("post_processor"), ensure_ascii=False)
+
+
+def token_text(settings: dict[str, Any], name: str) -> str:
+    """Text of a special token in a tokenizer's settings, empty when it has none."""
+    value = settings.get(name) or ""
+    return str(value["content"] if isinstance(value, dict) else value)
 
 
 def middle(config: ModelConfig) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import llms.adapter
-from llms.faults.seams import Array
+from llms.faults.seams import Array, token_text, tokenizer_files
 from llms.runner import ProductionRunner
 from llms.verify import chat
 from llms.verify import deployment as deployment_module
@@ -37,9 +37,9 @@ def _double_begin() -> Iterator[None]:
 
 
 def _adds_begin(model: Any) -> bool:
-    begin = getattr(model.tokenizer, "bos_token_id", None)
-    twice = model.tokenizer(model.tokenizer.bos_token or "")["input_ids"] if begin is not None else []
-    return twice[:2] == [begin, begin] and model.prompt_style == "instruct"
+    settings, template, processor = tokenizer_files(model)
+    begin = token_text(settings, "bos_token")
+    return bool(begin) and begin in processor and (begin in template or "bos_token" in template)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ class Fault:
         ops: kernels that it hits, for the stage that judges single kernels.
         raises: name of the error that refuses it, when one does; any other error is a bug of the plant.
         says: text that this error must hold, e.g. the id of a broken rule.
+        prompts: prompts that a ladder needs to see it: two for state that goes from one to the next.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Fault:
     ops: tuple[str, ...] = ()
     raises: str = ""
     says: str = ""
+    prompts: int = 1
 
     def __post_init__(self) -> None:
         if self.expected not in STAGES:

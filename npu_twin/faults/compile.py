@@ -26,14 +26,14 @@ Change = Callable[[Request], Request]
 
 
 @contextlib.contextmanager
-def requests(change: Change) -> Iterator[None]:
-    """Compile ``change(request)`` instead of every request, under another compiler name."""
+def requests(label: str, change: Change) -> Iterator[None]:
+    """Compile ``change(request)`` instead of every request, by a compiler whose name holds ``label``."""
     right = compiler.compile_program
 
     def changed(program: Mapping[str, object]) -> Any:
         return right(change(dict(program)))
 
-    other = f"{compiler.TOOLCHAIN_IDENTITY}, with a planted fault"
+    other = f"{compiler.TOOLCHAIN_IDENTITY}, with the fault {label}"
     with (
         mock.patch.object(compiler, "compile_program", changed),
         mock.patch.object(compiler, "TOOLCHAIN_IDENTITY", other),
@@ -95,7 +95,7 @@ def _fault(name: str, entry: str, what: str, rule: str, source: str, change: Cha
         what,
         source,
         "compile",
-        lambda: requests(change),
+        lambda: requests(name, change),
         entry,
         raises="CompileFailed",
         says=says or f"rule {rule} ",

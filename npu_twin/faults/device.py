@@ -281,7 +281,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _silent(
         "A4", "gemm_stale_rows", "half of the rows of a GEMM stale from its second run on", _GEMM,
-        _stale_rows, "gemm", expected="phase3",
+        _stale_rows, "gemm", expected="phase3", prompts=2,
     ),
     _silent(
         "A5", "cast_launch_dropped", "the cast of a GEMM never runs, as in an xclbin instead of an ELF",

@@ -79,20 +79,28 @@ class Thresholds:
     def for_checkpoint(cls, model: str, checkpoint: Checkpoint, *, file: Path = FILE) -> Thresholds:
         """Load the limits of a model folder and checkpoint.
 
-        The entry of that very checkpoint if it was measured, else the entry of the model (of its tiny
-        checkpoint if this is one), else the loosest of all.
+        The entry of that very checkpoint if it was measured, else what :meth:`for_model` finds for the model
+        (for its tiny checkpoint if this is one).
 
         Raises:
             ThresholdError: the file is missing, of another format, or holds no measured model.
         """
         models = load_file(file)["models"]
         same = (key for key, entry in models.items() if entry["content_hash"] == checkpoint.content_hash)
-        key = next(same, threshold_key(model, checkpoint))
-        if key in models:
-            return cls({name: _limit(name, entry, models[key]) for name, entry in _limits(models[key])})
+        return cls.for_model(next(same, threshold_key(model, checkpoint)), file=file)
+
+    @classmethod
+    def for_model(cls, key: str, *, file: Path = FILE) -> Thresholds:
+        """Load the entry ``<folder>`` or ``<folder>/tiny``; without one, the loosest limits of all entries.
+
+        Raises:
+            ThresholdError: as for :meth:`for_checkpoint`.
+        """
+        models = load_file(file)["models"]
+        chosen = [models[key]] if key in models else list(models.values())
         loosest: dict[str, Limit] = {}
-        for measured in models.values():
-            for name, entry in _limits(measured):
+        for measured in chosen:
+            for name, entry in measured["limits"].items():
                 limit = _limit(name, entry, measured)
                 if name not in loosest or limit.value > loosest[name].value:
                     loosest[name] = limit
@@ -115,10 +123,6 @@ def load_file(file: Path = FILE) -> dict[str, Any]:
     if content.get("format") != FORMAT_VERSION or not content.get("models"):
         raise ThresholdError(f"{file.name} is not of format {FORMAT_VERSION} or holds no model: {remedy}")
     return content
-
-
-def _limits(measured: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return list(measured["limits"].items())
 
 
 def _limit(name: str, entry: Mapping[str, Any], measured: Mapping[str, Any]) -> Limit:

@@ -1,7 +1,7 @@
 """The reference's arithmetic against the twin's, kernel by kernel: two implementations, no common code.
 
-Where no sum is involved the bits are equal. Where the order of an f32 sum decides a rounding, a small share of
-the results may differ by one ULP of bf16; attention carries its sums through several roundings, so a few
+Where no sum is involved the bits are equal. Where the order of an f32 sum decides a rounding, a small share
+of the results may differ by one ULP of bf16; attention carries its sums through several roundings, so a few
 ULPs of the largest value are allowed for few elements. Operands include the tails that models have: single
 large features, tiny values, zeros.
 """

@@ -164,6 +164,7 @@ def _evaluate(deployment: Deployment, raw: _Raw) -> dict[str, Any]:
         weakest = min(finite, key=lambda key: finite[key]) if finite else None
         limits[name] = {
             "limit": limit,
+            "floor": floor,
             "clean": {
                 "max": _rounded(largest),
                 "median": _rounded(sorted(values.values())[len(values) // 2]),
@@ -175,7 +176,7 @@ def _evaluate(deployment: Deployment, raw: _Raw) -> dict[str, Any]:
             "weakest_fault": None
             if weakest is None
             else {"name": weakest, "value": _rounded(finite[weakest])},
-            "faults": {key: _rounded(value) for key, value in planted.items()},
+            "seen_faults": len(seen),
         }
     return {
         "checkpoint": deployment.reference_checkpoint.label,

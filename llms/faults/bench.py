@@ -18,7 +18,7 @@ from llms import phase1
 from llms.llama_kernel_builder import driver
 from llms.llama_kernel_builder.exceptions import ToolkitError
 from llms.session import compile_all
-from llms.verify import gates, ladder, phase0
+from llms.verify import gates, ladder, phase0, phase2
 from llms.verify.chat import EncodedPrompt
 from llms.verify.deployment import Deployment
 from llms.verify.gates import GateOutcome
@@ -33,6 +33,7 @@ GATES: dict[str, str] = {
     "refusal": "runtime",
     **dict.fromkeys(phase0.CHECKS, "phase0"),
     "kernels": "phase1",
+    "block": "phase2",
     TOKEN_SET: "phase3",
     **dict.fromkeys(ladder.RUNGS, "phase3"),
 }
@@ -159,6 +160,7 @@ class Bench:
             ("runtime", self._token_set),
             ("phase0", self._phase0),
             ("phase1", self._kernels),
+            ("phase2", self._block),
             ("phase3", self._token_set),
             ("phase3", self._ladder),
         ]
@@ -172,6 +174,7 @@ class Bench:
             warnings.simplefilter("ignore")
             outcomes = [phase0.run(check, deployment, reference, N_TOKENS) for check in phase0.CHECKS]
             outcomes += [phase1.check(case) for case in _of_interest(cases, ())]
+            outcomes.append(phase2.block_gate(deployment, reference, prompts))
             outcomes.append(gates.topk_gate(deployment, reference, prompts, N_TOKENS))
             forth = self.climb(deployment, prompts)
             back = self.climb(deployment, [*prompts[1::2], *prompts[::2]])
@@ -215,6 +218,11 @@ class Bench:
                 if not outcome.ok:
                     row.cells["kernels"] = Cell("caught", outcome.message)
                     return
+
+    def _block(self, deployment: Deployment, row: Row) -> None:
+        with self._refusals(row):
+            prompts = deployment.prompts(self.n_prompts)
+            _note(row, "block", phase2.block_gate(deployment, deployment.hf_reference(), prompts))
 
     def _token_set(self, deployment: Deployment, row: Row) -> None:
         row.cells[TOKEN_SET] = Cell("stopped")

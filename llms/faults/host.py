@@ -141,7 +141,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "stale_artefact", "silent", "the artefact of an older program is served under the same name",
-        _SKILLS + "merge-multi-launch-kernels/SKILL.md", "phase3", lambda: requests("stale_artefact", _older_program), "C18",
+        _SKILLS + "merge-multi-launch-kernels/SKILL.md", "phase2",
+        lambda: requests("stale_artefact", _older_program), "C18",
     ),
     Fault(
         "kernel_name", "runtime", "the kernel in the artefact has another name", _EXAMPLES, "runtime",

@@ -198,15 +198,15 @@ FAULTS: tuple[Fault, ...] = (
         applies=lambda model: model.config().rms_eps == 1e-5, where="eps 1e-5",
     ),
     Fault(
-        "bias_dropped", "silent", "QKV bias dropped", _PORTING, "phase3",
+        "bias_dropped", "silent", "QKV bias dropped", _PORTING, "phase2",
         lambda: weights(_bias_times(0.0, "bq", "bk", "bv")), "E6", applies=_biased, where="QKV bias",
     ),
     Fault(
-        "key_bias_dropped", "silent", "bias of K alone dropped", _PORTING, "phase3",
+        "key_bias_dropped", "silent", "bias of K alone dropped", _PORTING, "phase2",
         lambda: weights(_bias_times(0.0, "bk")), "E6", applies=_biased, where="QKV bias",
     ),
     Fault(
-        "bias_twice", "silent", "QKV bias added twice", _PORTING, "phase3",
+        "bias_twice", "silent", "QKV bias added twice", _PORTING, "phase2",
         lambda: weights(_bias_times(2.0, "bq", "bk", "bv")), "E6", applies=_biased, where="QKV bias",
     ),
     Fault(
@@ -214,12 +214,12 @@ FAULTS: tuple[Fault, ...] = (
         lambda: loading(_quantised_again), "E30",
     ),
     Fault(
-        "gqa_tiled", "silent", "query head h reads KV head h mod kv_heads", _PORTING, "phase3",
+        "gqa_tiled", "silent", "query head h reads KV head h mod kv_heads", _PORTING, "phase2",
         lambda: weights(tile_heads), "B6", applies=grouped,
         where="more than one KV head, fewer than query heads",
     ),
     Fault(
-        "norm_plus_one", "silent", "1 added to the norm weights", "Gemma's norm convention", "phase3",
+        "norm_plus_one", "silent", "1 added to the norm weights", "Gemma's norm convention", "phase2",
         lambda: weights(_norms_plus_one),
     ),
     Fault(

@@ -281,7 +281,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _silent(
         "A4", "gemm_stale_rows", "half of the rows of a GEMM stale from its second run on", _GEMM,
-        _stale_rows, "gemm", expected="phase3", prompts=2,
+        _stale_rows, "gemm", expected="phase2", prompts=2,
     ),
     _silent(
         "A5", "cast_launch_dropped", "the cast of a GEMM never runs, as in an xclbin instead of an ELF",
@@ -388,11 +388,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _silent(
         "D1", "launch_dropped", "a herd outside of launch and segment is dropped: the last add of a layer",
-        _SKILLS + "merge-multi-launch-kernels/SKILL.md", lambda: _without("ffn_add"), expected="phase3",
+        _SKILLS + "merge-multi-launch-kernels/SKILL.md", lambda: _without("ffn_add"), expected="phase2",
     ),
     _silent(
         "D12", "stitched_rows", "rows of a GEMM permuted when it is not alone in its ELF", _GEMM,
-        lambda: after(_stitched, _swap_rows), expected="phase3",
+        lambda: after(_stitched, _swap_rows), expected="phase2",
     ),
     Fault(
         "rare_bad_tile", "silent", "a tile of a layer's output zero, 5e-4 per layer call (seeded)",

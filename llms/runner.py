@@ -11,7 +11,7 @@ from llms.verify.records import DecodeProbe, DecodeStepRecord, PrefillRecord
 
 from .as_deployed import describe_arithmetic
 from .llama_kernel_builder import host_ops
-from .llama_kernel_builder.exceptions import SequenceTooLong
+from .llama_kernel_builder.exceptions import BadArgument, SequenceTooLong
 from .llama_kernel_builder.llama_loop import BUCKETS, bucket_for
 from .session import Session
 
@@ -41,7 +41,13 @@ class ProductionRunner:
         self._kv = None
         self.session.prepare(len(ids))
         layers: list[Array] | None = None if self.lite_mode else []
-        token, logits, k_cache, v_cache, _ = self.session.prefill(ids, layers)
+        token, logits, k_cache, v_cache, length = self.session.prefill(ids, layers)
+        if length != len(ids):
+            # A gate counts positions itself; whoever generates starts where the production prefill says.
+            raise BadArgument(
+                f"prefill of {len(ids)} tokens returned prompt length {length}: decoding would start at the "
+                "wrong position; count every token id, end-of-turn tokens of a chat template included"
+            )
         self._kv = (k_cache, v_cache)
         return PrefillRecord(
             layer_intermediates=_named(layers),

@@ -223,7 +223,8 @@ def _cut_silently() -> Iterator[None]:
 
 
 def _fault(name: str, what: str, plant: Any, entry: str = "", origin: str = _CACHE, **more: Any) -> Fault:
-    return Fault(name, more.pop("kind", "silent"), what, origin, "phase3", plant, entry, **more)
+    expected = more.pop("expected", "phase3")
+    return Fault(name, more.pop("kind", "silent"), what, origin, expected, plant, entry, **more)
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -253,7 +254,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "decode_start_without_eos", "only the returned prompt length is counted as tokens that are not EOS",
-        _length_returned, "E10", _EXAMPLES,
+        _length_returned, "E10", _EXAMPLES, expected="runtime", raises="BadArgument", says="prompt length",
         applies=_eos_in_prompt, where="a chat template that holds the EOS token",
     ),
     _fault("prompt_cut", "a prompt longer than the limit silently cut", _cut_silently, "E31", _EXAMPLES),

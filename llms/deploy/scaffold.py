@@ -198,7 +198,6 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
         "own_registry": local,
         "package": name if local else f"llms.{name}",
         "package_parent": ".." if local else "../..",
-        "where_to_run": " in the folder above this one" if local else "",
         "c": config,
         "config_fields": describe.config_fields(config),
         "split_qkv": splits_qkv(config),

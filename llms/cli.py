@@ -192,7 +192,7 @@ def bisect(
     model: Model,
     prompt: Annotated[OptText, typer.Option(help="Prompt (default: the first of the model's set).")] = None,
     path: Annotated[OptText, typer.Option(help="prefill or decode (default: both).")] = None,
-    steps: Annotated[int, typer.Option(min=1, max=64, help="Decode steps to look at.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=64, help="Decode steps to look at.")] = 12,
     npu: Annotated[bool, typer.Option("--npu", help="On silicon instead of the digital twin.")] = False,
     checkpoint: Annotated[OptPath, typer.Option(help="HF folder or GGUF file to deploy.")] = None,
     choice: Annotated[OptText, typer.Option("--model", help="A key of MODEL_CHOICES, or an HF id.")] = None,

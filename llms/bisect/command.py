@@ -17,7 +17,7 @@ class BisectRequest:
     model: str
     prompt: str | None = None
     path: str | None = None
-    steps: int = 3
+    steps: int = 12
     npu: bool = False
     checkpoint: Path | None = None
     choice: str | None = None

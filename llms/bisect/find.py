@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from llms.verify.chat import EncodedPrompt
     from llms.verify.deployment import Deployment
 
-STEPS = 3
+# Enough for faults that come late, a long cache or a rare tile; `steps` asks for more.
+STEPS = 12
 PATHS = ("prefill", "decode")
 
 
@@ -194,11 +195,14 @@ def find(
         with tapped(runner.session.cache) as tap:
             record = runner.prefill(np.asarray(ids, np.int64))
             walk.prefill(tap.take(), ids, runner.kv_cache())
+            walk.logits("prefill", -1, record.logits_at_pred, record.top1_token)
             layers["prefill"] = layer_cosines(record.layer_intermediates, reference.prefill_layers)
             for step in range(count):
                 token, position = reference.fed[step], len(ids) + step
                 probe = runner.decode_step_probed(token, position)
                 walk.decode(tap.take(), token, position, step, runner.kv_cache())
+                shown = probe.record
+                walk.logits("decode", step, shown.lm_head_logits, shown.top1_token)
                 if step == count - 1:
                     layers["decode"] = layer_cosines(probe.layer_intermediates, reference.decode_layers[step])
         rows = [row for row in walk.rows if path is None or row.path == path]

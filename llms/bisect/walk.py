@@ -38,6 +38,7 @@ class Walk:
     rows: list[Row] = field(default_factory=list)
     keys: dict[int, list[Array]] = field(default_factory=dict)
     values: dict[int, list[Array]] = field(default_factory=dict)
+    head: list[Array] = field(default_factory=list)
 
     def prefill(self, calls: Sequence[Call], ids: Sequence[int], cache: tuple[Array, Array] | None) -> None:
         """Judge the calls of a prefill of `ids`, then the KV cache it left."""
@@ -52,6 +53,21 @@ class Walk:
         pass_ = _Pass(self, "decode", step, self.arithmetic.decode, [token], position)
         pass_.run(calls)
         self._check_cache(pass_, cache, position, 1)
+
+    def logits(self, path: str, step: int, shown: Array, chosen: int) -> None:
+        """What the runner hands over is what the LM head put out, finite, and its largest is chosen."""
+        layer = self.truth.config.n_layers
+        held = np.concatenate(self.head)[: shown.size] if self.head else np.empty(0)
+        problems = []
+        if held.shape != shown.shape or not np.array_equal(wide(held), wide(shown)):
+            problems.append("the logits handed over are not those of the LM head")
+        if not np.isfinite(wide(shown)).all():
+            problems.append("logits that are not finite")
+        elif int(np.argmax(wide(shown))) != chosen:
+            problems.append(f"token {chosen} was chosen, the largest logit is {int(np.argmax(wide(shown)))}")
+        self.rows.append(
+            Row(path, step, layer, "logits", "logits", "host", not problems, note="; ".join(problems))
+        )
 
     def _check_cache(self, pass_: _Pass, cache: tuple[Array, Array] | None, start: int, count: int) -> None:
         """The KV cache holds what the kernels put out, in the right slots."""
@@ -313,7 +329,8 @@ class _Pass:
     def _whose(self, held: Array, key: str) -> str:
         for layer in (self.layer, *(i for i in range(self.truth.config.n_layers) if i != self.layer)):
             for name, other in self.truth.named(layer).items():
-                for laid_out, how in ((other, ""), (other.T, ", transposed")):
+                natural = other.T if self.path == "prefill" else other
+                for laid_out, how in ((natural, ""), (natural.T, ", transposed")):
                     if laid_out.shape != held.shape or (layer, name) == (self.layer, key):
                         continue
                     if np.array_equal(_bits(held), _bits(laid_out)):
@@ -370,10 +387,12 @@ class _Pass:
                 layer, "final_rms_norm", "x", "host", ok, cosine=cosine(given, wanted), error=error, note=note
             )
         matrix = self.truth.weights.lm_head
+        self.walk.head = []
         start = 0
         for launch in call.program.launches:
             buffer = dict(launch.operands)["out"].buffer
             result = call.arguments[buffer]
+            self.walk.head.append(result.reshape(-1))
             part = matrix[start : start + result.size]
             start += result.size
             expected = linear(given[None, :], part, self.walk.arithmetic.lm_head)

@@ -14,7 +14,7 @@ from llms import bisect, session
 from llms.llama_kernel_builder import driver, host_ops, llama_loop
 from llms.qwen2 import qwen2_inference as inference
 from llms.verify.deployment import Deployment
-from npu_twin import injection
+from npu_twin import faults, injection
 from npu_twin.listing import Launch, Listing
 
 LAYER = 1
@@ -30,7 +30,7 @@ def qwen2() -> Iterator[Deployment]:
 
 def find(deployment: Deployment, **options: Any) -> bisect.BisectReport:
     deployment.release_runners()
-    return bisect.find(deployment, **options)
+    return bisect.find(deployment, **{"steps": 3, **options})
 
 
 def first(report: bisect.BisectReport) -> tuple[str, int, str]:
@@ -287,3 +287,12 @@ def test_norm_weight_plus_one(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch
     assert first(report) == ("ffn_rms", LAYER, "prefill")
     assert report.offender is not None
     assert report.offender.kind == "static"
+
+
+@pytest.mark.parametrize(("name", "says"), [("nan_at_step_3", "finite"), ("late_decode_fault", "step 1")])
+def test_fault_of_a_later_step(qwen2: Deployment, name: str, says: str) -> None:
+    with faults.find(name).plant():
+        report = find(qwen2, path="decode", steps=12)
+    assert report.offender is not None
+    assert report.offender.step >= 2
+    assert says in report.verdict

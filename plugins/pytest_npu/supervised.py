@@ -33,7 +33,7 @@ ENDED_FILE = "ended.json"
 STACKS = "stacks"
 #: Asks a process for the stacks of all its threads. faulthandler answers from the signal handler itself, so
 #: it also works in native code that holds the interpreter lock.
-STACKS_SIGNAL = signal.SIGRTMIN + 5
+STACKS_SIGNAL: int = getattr(signal, "SIGRTMIN", 30) + 5  # other systems import this module, too
 
 _PR_SET_PDEATHSIG = 1
 

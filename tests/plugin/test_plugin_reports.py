@@ -37,7 +37,7 @@ def junit_counts(suite, model: str = "tiny") -> dict[str, int]:
     return {name: int(node.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
 
 
-def wait_for(condition, limit: float = 20.0):
+def wait_for(condition, limit: float = 90.0):
     start = time.monotonic()
     while not (value := condition()):
         assert time.monotonic() - start < limit, "waited in vain"
@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_a_report(suite, args):
     process = suite.start(*args, plugins="xdist" if args else "")
     wait_for(lambda: '"test_start"' in log_text(suite) and "test_two" in log_text(suite).splitlines()[-1])
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=90)
     assert process.returncode == 2, out
     assert suite.outcomes() == {"test_one": "passed", "test_two": "interrupted", "test_three": "not run"}
     assert suite.results()["verdict"] == "INCOMPLETE"
@@ -143,7 +143,7 @@ def test_killed_run_can_be_rendered_afterwards(suite):
     process = suite.start()
     wait_for(lambda: "test_two" in (log_text(suite).splitlines() or [""])[-1])
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
     folder = suite.runs()[-1]
     assert not (folder / "report.html").exists()
     with (folder / "events.jsonl").open("a") as file:

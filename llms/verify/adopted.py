@@ -128,8 +128,9 @@ class Adopted:
     def checkpoint(self) -> Checkpoint:
         """The checkpoint of the reference. Raises AdoptedError."""
         name = str(self._usable()["reference"])
+        folder = Path(self.description["folder"] or name)
         try:
-            return resolve(name, explicit=Path(name) if Path(name).exists() else None)
+            return resolve(name, explicit=folder if folder.exists() else None)
         except CheckpointError as error:
             raise AdoptedError(
                 f"no weights for '{name}': {error}. Give them with --checkpoint PATH"

@@ -152,8 +152,11 @@ def describe(request: Answer, stage: Stage) -> Answer:
     fields = {key: getattr(config, key) for key in dir(config) if not key.startswith("_")}
     stage.name = "hf_reference"
     reference = str(adapter.hf_reference(name)) if callable(getattr(adapter, "hf_reference", None)) else name
+    stage.name = "checkpoint"
+    find = getattr(adapter, "checkpoint", None)  # our own adapters know where their weights are
     return {
         "problems": problems,
+        "folder": str(find(reference).path) if callable(find) else None,
         "choices": {str(key): str(value) for key, value in choices.items()},
         "model_name": name,
         "reference": reference,

@@ -1,0 +1,76 @@
+"""Findings of an audit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One question of the audit, its answer and the evidence in one or two sentences."""
+
+    key: str
+    question: str
+    status: str
+    evidence: str
+
+    def as_dict(self) -> dict[str, str]:
+        """JSON-able fields."""
+        return dict(vars(self))
+
+
+@dataclass
+class Audit:
+    """All findings and figures. Filled question by question; a question that was not asked is a failure."""
+
+    model: str
+    device: str
+    checkpoint: dict[str, Any]
+    environment: dict[str, str]
+    command: str
+    findings: list[Finding] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    gate: dict[str, Any] = field(default_factory=dict)
+    ladder: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    date: str = ""
+
+    def add(self, key: str, question: str, problems: list[str], evidence: str, *, warn: bool = False) -> bool:
+        """Record a finding: FAIL (WARN with `warn`) when there are problems; returns whether it passed."""
+        status = PASS if not problems else (WARN if warn else FAIL)
+        text = evidence if not problems else "; ".join(problems) + (f". {evidence}" if evidence else "")
+        self.findings.append(Finding(key, question, status, text))
+        return not problems
+
+    @property
+    def verdict(self) -> str:
+        """PASS, PASS-with-warnings or FAIL; an audit without findings fails."""
+        statuses = {finding.status for finding in self.findings}
+        if not statuses or FAIL in statuses:
+            return FAIL
+        return "PASS-with-warnings" if WARN in statuses else PASS
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return self.verdict != FAIL
+
+    def payload(self) -> dict[str, Any]:
+        """JSON-able: what `audit.json` and the record of kind `audit` hold."""
+        return {
+            "model": self.model,
+            "verdict": self.verdict,
+            "device": self.device,
+            "checkpoint": self.checkpoint,
+            "environment": self.environment,
+            "date": self.date,
+            "seconds": round(self.seconds, 1),
+            "command": self.command,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "figures": self.figures,
+            "gate": self.gate,
+            "ladder": self.ladder,
+        }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llms.profile import breakdown, decode_one, first_token, set_up
+from llms.profiling import breakdown, decode_one, first_token, set_up
 
 pytestmark = pytest.mark.phase6
 PROMPT_TOKENS = 128

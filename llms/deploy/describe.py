@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,18 @@ def share(config: ModelConfig, seq_len: int = SEQ_LEN) -> Share:
 
 def config_fields(config: ModelConfig) -> list[tuple[str, str]]:
     """Name and source text of every field, in order."""
-    return [(field.name, repr(getattr(config, field.name))) for field in fields(config)]
+    return [(field.name, _source(getattr(config, field.name))) for field in fields(config)]
+
+
+def _source(value: Any) -> str:
+    """Python source of a field; a RopeScaling without the fields that its kind does not have."""
+    from llms.llama_kernel_builder.model_config import RopeScaling
+
+    if not isinstance(value, RopeScaling):
+        return json.dumps(value) if isinstance(value, str) else repr(value)
+    needed = {"default": 0, "linear": 2}.get(value.kind, 5)
+    parts = [getattr(value, field.name) for field in fields(value)][:needed]
+    return f"RopeScaling({', '.join(json.dumps(part) for part in parts)})"
 
 
 def elf_rows(sequence: KernelSequence, config: ModelConfig, seq_len: int) -> tuple[list[str], list[str], int]:
@@ -162,8 +174,6 @@ def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
 
 def published(config: ModelConfig) -> dict[str, Any] | None:
     """The published silicon record (Xilinx/mlir-air e972f2942) of a model of exactly these sizes, if any."""
-    import json
-
     from npu_twin.timing.models import PUBLISHED_MODELS
 
     for record in json.loads(PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"]:
@@ -190,7 +200,7 @@ def speed_table(config: ModelConfig) -> list[str]:
         f"| | TTFT, {expected.seq_len} tokens | tokens/s | ms per token |",
         "|---|---|---|---|",
         f"| predicted, twin (modelled), ± {expected.ttft_error:.0%} / {expected.tpot_error:.0%} | "
-        f"{expected.ttft_ms / 1e3:.2f} s | {expected.tps:.1f} | {expected.tpot_ms:.1f} |",
+        f"{_duration(expected.ttft_ms)} | {expected.tps:.1f} | {expected.tpot_ms:.1f} |",
     ]
     silicon = published(config)
     if silicon is None:
@@ -198,6 +208,11 @@ def speed_table(config: ModelConfig) -> list[str]:
         return rows
     rows.append(
         f"| published, {silicon['device']}, {silicon['date']} (Xilinx/mlir-air e972f2942) | "
-        f"{silicon['ttft_s']:.2f} s | {silicon['decode_tps']:.1f} | {silicon['decode_ms_per_token']:.1f} |"
+        f"{_duration(silicon['ttft_s'] * 1e3)} | {silicon['decode_tps']:.1f} | "
+        f"{silicon['decode_ms_per_token']:.1f} |"
     )
     return rows
+
+
+def _duration(ms: float) -> str:
+    return f"{ms / 1e3:.2f} s" if ms >= 1e3 else f"{ms:.0f} ms"

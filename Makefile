@@ -18,7 +18,7 @@ export PROMPT
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup verify verify-full diagnosis test test-all conformance lint run chat profile compile benchmark clean
+.PHONY: help setup verify verify-full diagnosis test test-slow faults test-all conformance lint run chat profile compile benchmark clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,12 @@ diagnosis: $(READY) ## cosine per layer against the reference, prefill and decod
 
 test: $(READY) ## framework tests and fast gates
 	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY) ## the slow tests without the fault matrix
+	$(BIN)/python -m pytest -m "slow and not faults"
+
+faults: $(READY) ## the fault matrix: every fault against every gate
+	$(BIN)/python -m pytest -m faults
 
 test-all: $(READY) ## everything, the slow tests too
 	$(BIN)/python -m pytest

@@ -188,8 +188,12 @@ class Bench:
     def _refusals(self, row: Row, gate: str = "refusal") -> Iterator[None]:
         try:
             yield
-        except ToolkitError as error:
+        except Exception as error:
             fault = row.fault
+            if not isinstance(error, ToolkitError):
+                if type(error).__name__ != fault.raises:
+                    raise
+                return  # a crash stops the gate, but it is nobody's refusal
             text = f"{type(error).__name__}: {error}"
             if type(error).__name__ != fault.raises or fault.says not in text:
                 raise WrongError(f"{fault.name} in {row.model} ended in {text}") from error

@@ -125,15 +125,19 @@ def _clobber(right: Any, *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def _not_reset() -> Iterator[None]:
-    """From the second prompt on, the first four slots keep the values of the prompt before."""
+    """From the second prompt on, four slots near the end of the prompt keep what was there before.
+
+    Not the first ones: a chat template fills those with the same tokens every time.
+    """
     kept: list[Array] = []
 
     def change(right: Any, *arguments: Any) -> Any:
         result = right(*arguments)
-        values = arguments[6].v
-        if kept:
-            values[:, :, :4] = kept.pop()
-        kept.append(values[:, :, :4].copy())
+        values, n = arguments[6].v, len(arguments[5])
+        slots = slice(max(0, n - 12), max(1, n - 8))
+        if kept and kept[0].shape == values.shape:
+            values[:, :, slots] = kept[0][:, :, slots]
+        kept[:] = [values.copy()]
         return result
 
     with prefill(change):

@@ -118,7 +118,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "other_tokenizer", "runtime", "the tokenizer of another model", "common set-up mistake", "phase0",
-        _other_tokenizer, "E33",
+        _other_tokenizer, "E33", raises="IndexError",
     ),
     Fault(
         "reference_dtype", "verdict", "the reference runs in float32", _EXAMPLES, "phase0",

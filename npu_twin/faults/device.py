@@ -13,6 +13,7 @@ from npu_twin import injection
 from npu_twin.faults._types import Fault, Kind, Plant
 from npu_twin.listing import Launch, Listing
 from npu_twin.memory import OperandView
+from npu_twin.opset import OPS
 
 Array = np.ndarray[Any, Any]
 Test = Callable[[Launch], bool]
@@ -213,6 +214,13 @@ def _older_target(listing: Listing) -> Listing:
     return replace(listing, target="npu1")
 
 
+def _sequence_first(launch: Launch) -> Launch:
+    """The other layout over the same bytes."""
+    signature = OPS[launch.op].signature(launch.dims, "seq_first", launch.tile)
+    operands = {key: replace(one, shape=signature[key].shape) for key, one in launch.operands.items()}
+    return replace(launch, method="seq_first", operands=operands)
+
+
 def _narrow(launch: Launch) -> Launch:
     """Half the rows per core: legal for the builder, too small for the kernel at this head size."""
     tile = {**launch.tile, "lqp": launch.tile["lqp"] // 2}
@@ -338,7 +346,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _refused(
         "B1", "attention_layout", "hang", "sequence-first attention above head_dim 64", _ATTENTION,
-        lambda: where(is_op("flash_attention"), lambda launch: replace(launch, method="seq_first")),
+        lambda: where(is_op("flash_attention"), _sequence_first),
         applies=_wide_heads, where="head_dim of 128 and more",
     ),
     _silent(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 VERSION = 1
 FILE = "ledger.jsonl"
 PASS = "PASS"
+# Modules beside the host runtime that judge nothing.
+_COMMANDS = ("cli.py", "models.py", "inference_cli.py")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def identity_of(deployment: Deployment) -> Identity:
         raise DeployError(f"{deployment.name}: {error}", BAD_CHECKPOINT) from error
     except LookupError as error:  # a shape that the registry does not know
         raise DeployError(f"{deployment.name}: {error}", PRECONDITION) from error
-    host = [ROOT / f"{name}.py" for name in ("adapter", "production", "session", "runner", "profile")]
+    host = [path for path in sorted(ROOT.glob("*.py")) if path.name not in _COMMANDS]
     return Identity(
         programs=_digest(programs),
         weights=weights[:16],

@@ -2,9 +2,9 @@
 
     python -m llms.deploy.model_docs [MODEL ...]
 
-README.md, ARCHITECTURE.md, Makefile and .gitignore are rendered anew (predicted figures change with the twin's
-timing parameters; a test holds the committed files against this). What people write in (TODO.md, progress,
-lessons, debug log) and what runs write in (phase timing) is only made where it is missing.
+README.md, ARCHITECTURE.md, Makefile and .gitignore are rendered anew (predicted figures change with the
+timing parameters of the twin; a test holds the committed files against this). What people write in (TODO.md,
+progress, lessons, debug log) and what runs write in (phase timing) is only made where it is missing.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from llms.verify.report_model import token_text
 from llms.verify.thresholds import Thresholds
 
 REPEATED_STEPS = 6
-# The first prompt gets all of them, the others the first: a prefill is the dearest call of the device.
-CONSISTENCY_STEPS = (1, 7, 31)
+# Decode steps by prompt, further prompts as the last: a prefill is the dearest call of the device.
+CONSISTENCY_STEPS = ((1, 31), (8,))
 _NONE = np.empty(0, np.float32)
 
 
@@ -113,13 +113,15 @@ class LongerPrefill:
 
 
 def longer_prefills(
-    runner: NpuRunner, captures: Sequence[ForcedCapture], steps: Sequence[int] = CONSISTENCY_STEPS
+    runner: NpuRunner,
+    captures: Sequence[ForcedCapture],
+    steps: Sequence[Sequence[int]] = CONSISTENCY_STEPS,
 ) -> tuple[LongerPrefill, ...]:
     """Prefill what was decoded before: the prompt with its first 1, 2 .. fed tokens."""
     results = []
     for index, capture in enumerate(captures):
         n = len(capture.prompt_ids)
-        wanted = {min(step, len(capture.fed)) for step in (steps if index == 0 else steps[:1])}
+        wanted = {min(step, len(capture.fed)) for step in steps[min(index, len(steps) - 1)]}
         for step in sorted(wanted - {0}):
             record = _prefill(runner, (*capture.prompt_ids, *capture.fed[:step]))
             keys = values = _NONE

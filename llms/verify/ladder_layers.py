@@ -1,9 +1,9 @@
 """The sharpest rung: every layer on its own, from the device's own inputs.
 
 Each layer of the matched reference is given what the device's layer was given: the hidden state that the
-layer before it put out, and the KV cache as it stood. What then differs is the arithmetic of one layer, not
-noise that thirty layers and all positions before have handed on, so a fault of a few percent in one layer at
-one step stands out, and the layer is named.
+layer before it put out, and the KV cache after the prefill. What then differs is the arithmetic of one layer,
+not noise that thirty layers and all positions before have handed on, so a fault of a few percent in one layer
+at one step stands out, and the layer is named. All decode steps of a prompt run as rows of one pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from llms.verify.arithmetic import DeviceArithmetic
-from llms.verify.ladder_rungs import Pair, finite_steps, whole_cache
+from llms.verify.ladder_rungs import Pair, finite_steps
 from llms.verify.ladder_stats import kl, vector_distance, worst
 from llms.verify.ladder_types import Judge, RungResult, not_offered
 from llms.verify.matched_reference import MatchedReference
@@ -54,16 +54,12 @@ def layer_check(
             judge.fail(f"{pair.at(0)}: the npu recorded {recorded} layers, the model has {n_layers}")
             continue
         finite_steps(judge, pair)
-        errors = [_prefill(judge, pair, arithmetic, reference.model)]
-        steps = [_decode(judge, pair, step, reference.model) for step in range(len(pair.npu.fed))]
-        entry: dict[str, Any] = {"index": pair.index, "text": pair.text}
-        entry["prefill"] = _numbers(errors[0])
+        table = _prefill(judge, pair, arithmetic, reference.model)
+        entry: dict[str, Any] = {"index": pair.index, "text": pair.text, "prefill": _numbers(table.max(-1))}
         entry["decode"] = []
-        if steps:
-            table = np.stack(steps)
-            value, (layer,) = worst(table.mean(0))
-            judge.see("decode_mean", value, f"prompt {pair.index}, output of layer {layer}, all decode steps")
-            entry["decode"] = _numbers(table.max(0))
+        if pair.npu.fed:
+            table = _decode(judge, pair, reference.model)
+            entry["decode"] = _numbers(table.max(-1))
         rows.append(entry)
     return judge.result("every layer from the npu's own hidden states and KV cache", {"prompts": rows})
 
@@ -80,42 +76,43 @@ def _prefill(judge: Judge, pair: Pair, arithmetic: DeviceArithmetic, model: Any)
     ):
         value, (layer, head, slot) = worst(vector_distance(ours, theirs).error)
         judge.see(name, value, f"{pair.at(0)}, layer {layer} head {head} {pair.slot(slot)}")
-    error = _outputs(judge, pair, 0, outputs, np.stack(seen)[:, :n], logits)
+    judge.see("logits", float(kl(logits, pair.npu.logits[0])), f"{pair.at(0)}, final norm and LM head")
+    error = _output_errors(outputs, np.stack(seen)[:, :n])
+    value, (layer, row) = worst(error)
+    judge.see("prefill_output", value, f"{pair.at(0)}, {pair.slot(row)}, output of layer {layer}")
     value, (layer,) = worst(error.mean(-1))
     judge.see("prefill_mean", value, f"{pair.at(0)}, output of layer {layer}, all positions")
-    return np.asarray(error.max(-1))
+    return error
 
 
-def _decode(judge: Judge, pair: Pair, step: int, model: Any) -> Array:
-    position = len(pair.npu.prompt_ids) + step
-    outputs = pair.npu.decode_layers[step].astype(bfloat16)[:, None]
-    keys, values = whole_cache(pair.npu)
-    model.replace_cache(keys[:, :, :position], values[:, :, :position])
-    with model.given(outputs) as seen:
-        logits = model.decode(pair.npu.fed[step])
-    new_keys, new_values = model.kv_cache()
+def _decode(judge: Judge, pair: Pair, model: Any) -> Array:
+    n = len(pair.npu.prompt_ids)
+    outputs = pair.npu.decode_layers.astype(bfloat16).transpose(1, 0, 2)
+    found = model.decode_rows(pair.npu.fed, pair.npu.prefill_keys, pair.npu.prefill_values, outputs)
     for name, ours, theirs in (
-        ("key", pair.npu.decode_keys[step], new_keys[:, :, position]),
-        ("value", pair.npu.decode_values[step], new_values[:, :, position]),
+        ("key", pair.npu.decode_keys, found.keys),
+        ("value", pair.npu.decode_values, found.values),
     ):
-        value, (layer, head) = worst(vector_distance(ours, theirs).error)
-        judge.see(name, value, f"{pair.at(step + 1)}, layer {layer} head {head} {pair.slot(position)}")
-    return _outputs(judge, pair, step + 1, outputs, np.stack(seen), logits)[:, 0]
+        value, (layer, head, step) = worst(vector_distance(ours.transpose(1, 2, 0, 3), theirs).error)
+        judge.see(name, value, f"{pair.at(step + 1)}, layer {layer} head {head} {pair.slot(n + step)}")
+    value, (step,) = worst(kl(found.logits, pair.npu.logits[1:]))
+    judge.see("logits", value, f"{pair.at(step + 1)}, final norm and LM head")
+    error = _output_errors(outputs, found.outputs)
+    value, (layer, step) = worst(error)
+    judge.see("decode_output", value, f"{pair.at(step + 1)}, output of layer {layer}")
+    value, (layer,) = worst(error.mean(-1))
+    judge.see("decode_mean", value, f"prompt {pair.index}, output of layer {layer}, all decode steps")
+    return error
 
 
-def _outputs(judge: Judge, pair: Pair, step: int, ours: Array, theirs: Array, logits: Array) -> Array:
-    """Judge outputs ``[n_layers, n, emb]`` and the logits of a step; return the errors ``[n_layers, n]``."""
+def _output_errors(ours: Array, theirs: Array) -> Array:
+    """Errors ``[n_layers, n]`` of outputs ``[n_layers, n, emb]``, relative to what a layer adds."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     added = b.copy()
     added[1:] -= a[:-1]
     with np.errstate(invalid="ignore"):
         scale = np.maximum(np.linalg.norm(added, axis=-1), 1e-30)
         error: Array = np.linalg.norm(a - b, axis=-1) / scale
-    value, (layer, row) = worst(error)
-    what = "prefill_output" if step == 0 else "decode_output"
-    where = pair.at(step) + (f", {pair.slot(row)}" if step == 0 else "")
-    judge.see(what, value, f"{where}, output of layer {layer}")
-    judge.see("logits", float(kl(logits, pair.npu.logits[step])), f"{pair.at(step)}, final norm and LM head")
     return error
 
 

@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,22 @@ _ACTIVATIONS = ("SiLU", "SiLUActivation")
 
 class InjectionError(RuntimeError):
     """The model's code is not what the injection knows; the text names what was met."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Outcome of T decode steps run as rows.
+
+    Attributes:
+        logits: ``[T, vocab]`` bf16.
+        outputs: ``[n_layers, T, emb]`` bf16, output of every layer.
+        keys, values: ``[n_layers, n_kv_heads, T, head_dim]`` bf16, the new slots.
+    """
+
+    logits: Array
+    outputs: Array
+    keys: Array
+    values: Array
 
 
 class _Pending(torch.Tensor):
@@ -251,17 +268,19 @@ class MatchedModel:
         self._arithmetic, self._phase = arithmetic, arithmetic.prefill
         self._cache = None
         padding = -len(ids) % products.BLOCK if arithmetic.prefill.attention.method == "flash" else 0
-        logits = self._forward([*ids, *[arithmetic.pad_token] * padding], keep=len(ids) - 1)
+        logits = self._forward([*ids, *[arithmetic.pad_token] * padding], keep=[len(ids) - 1])
         if padding:
             self._cache.crop(-padding)
         self._phase = arithmetic.decode
-        return logits
+        row: Array = logits[0]
+        return row
 
     def decode(self, token: int) -> Array:
         """Run one token at the next position; logits ``[vocab]`` bf16."""
         if self._cache is None:
             raise RuntimeError("decode before prefill: there is no KV cache yet")
-        return self._forward([int(token)], keep=0)
+        row: Array = self._forward([int(token)], keep=[0])[0]
+        return row
 
     @contextmanager
     def given(self, layer_outputs: Array) -> Iterator[list[Array]]:
@@ -278,6 +297,26 @@ class MatchedModel:
         finally:
             self._given = None
 
+    def decode_rows(self, tokens: Sequence[int], keys: Array, values: Array, layer_outputs: Array) -> Decoded:
+        """Run several decode steps in one pass, as rows that start from somebody else's hidden states.
+
+        Rows do not depend on each other's outputs when every layer's input is given, so one pass does for
+        all steps what :meth:`decode` does one by one, in the arithmetic of decode.
+
+        Args:
+            tokens: the T tokens fed to the steps.
+            keys, values: ``[n_layers, n_kv_heads, n, head_dim]`` bf16, the cache in front of the first step.
+            layer_outputs: ``[n_layers, T, emb]`` bf16, what the other implementation's layers put out.
+        """
+        if self._cache is None:
+            raise RuntimeError("decode before prefill: there is no KV cache yet")
+        self.replace_cache(keys, values)
+        n = keys.shape[2]
+        with self.given(layer_outputs) as seen:
+            logits = self._forward([int(token) for token in tokens], keep=list(range(len(tokens))))
+        own_keys, own_values = self.kv_cache()
+        return Decoded(logits, np.stack(seen), own_keys[:, :, n:], own_values[:, :, n:])
+
     def kv_cache(self) -> tuple[Array, Array]:
         """Copies of K and V, each ``[n_layers, n_kv_heads, positions, head_dim]`` bf16."""
         keys = torch.stack([layer.keys[0] for layer in self._cache.layers])
@@ -289,12 +328,13 @@ class MatchedModel:
         for index, layer in enumerate(self._cache.layers):
             layer.keys, layer.values = _tensor(keys[index])[None], _tensor(values[index])[None]
 
-    def _forward(self, tokens: list[int], keep: int) -> Array:
+    def _forward(self, tokens: list[int], keep: list[int]) -> Array:
+        """Logits ``[len(keep), vocab]`` of the rows asked for."""
         self._counts.clear()
         given = {} if self._cache is None else {self._cache_name: self._cache}
         with torch.inference_mode(), self._rotation():
             output = self.model(
-                input_ids=torch.tensor([tokens]), use_cache=True, logits_to_keep=torch.tensor([keep]), **given
+                input_ids=torch.tensor([tokens]), use_cache=True, logits_to_keep=torch.tensor(keep), **given
             )
         if self._counts != self._expected:
             odd = {
@@ -304,7 +344,7 @@ class MatchedModel:
             }
             raise InjectionError(f"launches made and expected in a forward pass differ: {odd}")
         self._cache = output[self._cache_name]
-        return frozen_copy(to_numpy(output.logits[0, -1]))
+        return frozen_copy(to_numpy(output.logits[0]))
 
     @property
     def _cache_name(self) -> str:

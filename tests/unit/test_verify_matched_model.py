@@ -161,6 +161,26 @@ def test_decode_from_a_given_cache() -> None:
     assert model.decode(4).tobytes() != right.tobytes()
 
 
+def test_decode_steps_as_rows(family: str) -> None:
+    """Steps run one by one and run as rows of one pass differ by the order of f32 sums at most."""
+    model = MatchedModel(build(family))
+    model.prefill(PROMPT, device())
+    prefix = model.kv_cache()
+    fed, single, outputs = (4, 9, 30, 71, 5, 6), [], []
+    for token in fed:
+        with model.given(np.empty((2, 0, 64), bfloat16)) as seen:
+            single.append(model.decode(token))
+        outputs.append(np.stack(seen)[:, 0])
+    keys, values = model.kv_cache()
+    rows = model.decode_rows(fed, *prefix, np.stack(outputs, axis=1))
+    for whole, part in ((keys, rows.keys), (values, rows.values)):
+        difference = np.abs(whole[:, :, len(PROMPT) :].astype(np.float32) - part.astype(np.float32))
+        assert difference.max() < 0.05
+        assert (difference > 0).mean() < 0.02
+    assert float(kl(np.stack(single), rows.logits).max()) < 1e-4
+    assert np.abs(np.stack(outputs, 1).astype(np.float32) - rows.outputs.astype(np.float32)).max() < 0.05
+
+
 def test_other_architectures_are_refused() -> None:
     import transformers
 

@@ -17,6 +17,7 @@ from llms.verify.arithmetic.rounding import floor_bf16
 BLOCK = 8
 _LEAST_EXPONENT = -119
 _CHUNK_ELEMENTS = 1 << 22
+_FEW_ROWS = 4
 
 
 def _power_of_two(exponent: Any) -> Any:
@@ -71,13 +72,18 @@ def gemm(x: Any, quantised: Any, how: LinearArithmetic) -> Any:
 
 
 def gemv(x: Any, weight: Any, how: LinearArithmetic) -> Any:
-    """bf16 ``x[M, K]`` (few rows) times ``weight[N, K]`` (f32, or bf16 as stored); bf16 ``[M, N]``."""
+    """bf16 ``x[M, K]`` times ``weight[N, K]`` (f32, or bf16 as stored), row by row; bf16 ``[M, N]``."""
     if how.method == "cascade":
         total = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
         for at in range(0, weight.shape[1], how.step):
             part = slice(at, at + how.step)
             total = (total.float() + x[:, part].float() @ weight[:, part].float().T).to(torch.bfloat16)
         return total
+    if x.shape[0] > _FEW_ROWS:
+        rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+        wide = x.float()
+        parts = [wide @ weight[at : at + rows].float().T for at in range(0, weight.shape[0], rows)]
+        return torch.cat(parts, 1).to(torch.bfloat16)
     if weight.dtype == torch.bfloat16:
         # torch sums bf16 products in f32 here and rounds once, at the memory traffic of bf16.
         return torch.stack([torch.mv(weight, row) for row in x])

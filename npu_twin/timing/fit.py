@@ -277,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         kernel_rows, _ = rows.split(rows.read_records(options.rows))
-        records, _ = models.read_models(options.models)
+        records = models.read_models(options.models).records
     except (OSError, ValueError) as error:
         parser.error(str(error))
     values, expected = fit_all(kernel_rows, records)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+LARGEST = 1 << 20
+"""No size of a model is above this."""
+ROPE_TYPES = ("default", "llama3", "linear")
 
 
 class UnsupportedModelError(ValueError):
@@ -59,8 +63,9 @@ def read_sizes(config: object) -> ModelSizes:
     records (`emb_dim`, ...) are understood.
 
     Raises:
-        UnsupportedModelError: for mixture of experts, active sliding windows, latent attention, encoders.
-        ValueError: naming a size that is missing or not positive.
+        UnsupportedModelError: with a sentence, for what is no dense decoder-only model with full attention,
+            RMSNorm, SwiGLU and RoPE of a known type.
+        ValueError: naming a size that is missing, not positive or at odds with another.
     """
     if isinstance(config, ModelSizes):
         return config
@@ -72,13 +77,27 @@ def read_sizes(config: object) -> ModelSizes:
         if found is None:
             raise ValueError(f"model configuration: no {' or '.join(keys)}")
         values[name] = _positive(keys[0], found)
-    kv = fields.get("num_key_value_heads") or fields.get("n_kv_heads") or values["q_heads"]
-    head_dim = fields.get("head_dim") or values["emb"] // values["q_heads"]
+    kv = _positive(
+        "num_key_value_heads",
+        fields.get("num_key_value_heads") or fields.get("n_kv_heads") or values["q_heads"],
+    )
+    head_dim = fields.get("head_dim")
+    if head_dim is None:
+        if values["emb"] % values["q_heads"]:
+            raise ValueError(
+                f"model configuration: no head_dim, and hidden_size {values['emb']} is no multiple of "
+                f"{values['q_heads']} heads"
+            )
+        head_dim = values["emb"] // values["q_heads"]
+    if _positive("head_dim", head_dim) % 2:
+        raise ValueError(f"model configuration: RoPE needs an even head_dim, not {head_dim}")
+    if values["q_heads"] % kv:
+        raise ValueError(f"model configuration: {values['q_heads']} query heads cannot share {kv} key heads")
     deltas = fields.get("deltas") or ()
     kind = str(fields.get("model_type") or "").lower()
     return ModelSizes(
-        kv_heads=_positive("num_key_value_heads", kv),
-        head_dim=_positive("head_dim", head_dim),
+        kv_heads=kv,
+        head_dim=head_dim,
         # Qwen2 has the bias, Qwen3 the norm of queries and keys, without saying so in their configuration
         qkv_bias=bool(
             fields.get("qkv_bias") or fields.get("attention_bias") or kind == "qwen2" or "qkv_bias" in deltas
@@ -100,21 +119,55 @@ def _fields(config: object) -> Mapping[str, Any]:
 
 
 def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"model configuration: {name} must be a positive integer, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+        raise ValueError(
+            f"model configuration: {name} must be a whole number from 1 to {LARGEST}, not {value!r}"
+        )
     return value
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_FULL_ATTENTION_UNLESS_ASKED = ("qwen2", "qwen3")
+"""Families whose configuration names a window that is not in use."""
+
+
 def _refuse(fields: Mapping[str, Any]) -> None:
-    reasons = {
-        "mixture of experts": any(
-            (fields.get(key) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts")
-        ),
-        "an active sliding window": bool(fields.get("sliding_window"))
-        and fields.get("use_sliding_window", True),
-        "multi-head latent attention": bool(fields.get("kv_lora_rank")),
-        "an encoder-decoder": bool(fields.get("is_encoder_decoder")),
-    }
-    for kind, found in reasons.items():
-        if found:
-            raise UnsupportedModelError(f"no timing for {kind}: only dense decoder-only models are covered")
+    reason = next(_reasons(fields), None)
+    if reason:
+        raise UnsupportedModelError(
+            f"no timing for {reason}: only dense decoder-only models with full attention, RMSNorm, SwiGLU "
+            f"and RoPE (types: {', '.join(ROPE_TYPES)}) are covered"
+        )
+
+
+def _reasons(fields: Mapping[str, Any]) -> Iterator[str]:
+    family = str(fields.get("model_type") or "").lower()
+    if fields.get("is_encoder_decoder"):
+        yield "an encoder-decoder"
+    if any((fields.get(key) or 0) > 1 for key in _EXPERTS):
+        yield "mixture of experts"
+    if fields.get("kv_lora_rank"):
+        yield "multi-head latent attention"
+    window = fields.get("sliding_window")
+    used = fields.get("use_sliding_window", family not in _FULL_ATTENTION_UNLESS_ASKED)
+    kinds = {str(kind) for kind in fields.get("layer_types") or ()} - {"full_attention"}
+    if (window and used) or any("sliding" in kind for kind in kinds):
+        yield "an active sliding window"
+    if kinds:
+        yield f"layers of the type {min(kinds)}"
+    activation = str(fields.get("hidden_activation") or fields.get("hidden_act") or "silu").lower()
+    if activation not in ("silu", "swish"):
+        yield f"the activation {activation}"
+    epsilon = any(fields.get(key) is not None for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"))
+    if epsilon and fields.get("rms_norm_eps") is None:
+        yield "LayerNorm"
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    kind = "default"
+    if isinstance(rope, Mapping):
+        kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    elif isinstance(rope, str):
+        return  # a published record describes it in words
+    if kind not in ROPE_TYPES:
+        yield f"the RoPE type {kind}"
+    if fields.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+        yield "RoPE on a part of a head"

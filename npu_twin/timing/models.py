@@ -7,10 +7,11 @@ A file holds `{"models": [...], "breakdown": [...]}` as in `npu_twin/data/publis
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from npu_twin.timing.model_config import ModelSizes, read_sizes
 
@@ -52,10 +53,22 @@ class ModelRecord:
     programs: tuple[ProgramTime, ...] = ()
 
 
-def read_models(path: Path) -> tuple[list[ModelRecord], list[tuple[str, str]]]:
-    """Return the bf16 records of a file, and id and reason of those that cannot be judged.
+class ModelFile(NamedTuple):
+    """What a file holds; `unjudged` and `left_out` are pairs of id and reason.
 
-    Records with other weights (quantised) and without any figure are left out silently: they are not claimed.
+    Attributes:
+        records: the models with bf16 weights that the predictor is held against.
+        unjudged: models with bf16 weights and figures that cannot be.
+        left_out: models that the predictor makes no claim about: other weights, or no figure.
+    """
+
+    records: list[ModelRecord]
+    unjudged: list[tuple[str, str]]
+    left_out: list[tuple[str, str]]
+
+
+def read_models(path: Path) -> ModelFile:
+    """Return the models of a file.
 
     Raises:
         ValueError: naming the file when it is no JSON or has no list of models.
@@ -66,33 +79,60 @@ def read_models(path: Path) -> tuple[list[ModelRecord], list[tuple[str, str]]]:
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     models = content.get("models") if isinstance(content, Mapping) else content
-    if not isinstance(models, list) or not all(isinstance(m, Mapping) for m in models):
+    if not isinstance(models, list) or not models or not all(isinstance(m, Mapping) for m in models):
         raise ValueError(f'{path}: expected {{"models": [...]}} with one object per model')
     breakdown = content.get("breakdown") or [] if isinstance(content, Mapping) else []
-    records: list[ModelRecord] = []
-    unjudged: list[tuple[str, str]] = []
+    if not isinstance(breakdown, list) or not all(isinstance(b, Mapping) for b in breakdown):
+        raise ValueError(f"{path}: the breakdown must be a list of objects")
+    found = ModelFile([], [], [])
     for model in models:
-        if str(model.get("weights", "bf16")) != "bf16":
-            continue
         identity = str(model.get("id", "?"))
-        if not any(model.get(key) for key in ("ttft_s", "decode_ms_per_token", "decode_tps")):
-            continue
+        weights = str(model.get("weights", "bf16"))
         own = [b for b in breakdown if b.get("model") == identity]
+        if weights.lower() not in ("bf16", "bfloat16"):
+            found.left_out.append((identity, f"weights {weights}, not bf16"))
+            continue
         try:
             record = _record(identity, model, own)
         except (ValueError, TypeError) as error:
-            unjudged.append((identity, str(error)))
-            continue
-        records.append(record)
-    return records, unjudged
+            if _has_figures(model):
+                found.unjudged.append((identity, str(error)))
+            else:
+                found.left_out.append((identity, _NO_FIGURES))
+        except KeyError as error:
+            found.unjudged.append((identity, f"a line of its breakdown has no {error.args[0]}"))
+        else:
+            if record.ttft_s or record.decode_ms:
+                found.records.append(record)
+            else:
+                found.left_out.append((identity, _NO_FIGURES))
+    return found
+
+
+_NO_FIGURES = "no ttft_s and no time per token"
+
+
+def _has_figures(model: Mapping[str, Any]) -> bool:
+    return any(model.get(key) is not None for key in ("ttft_s", "decode_ms_per_token", "decode_tps"))
+
+
+def _figure(record: Mapping[str, Any], key: str) -> float | None:
+    """A positive number of a record, None when it has none. Raises ValueError naming the field."""
+    value = record.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < math.inf:
+        raise ValueError(f"{key} must be a positive number, not {value!r}")
+    return float(value)
 
 
 def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping[str, Any]]) -> ModelRecord:
     own = list(breakdown)
-    ttft = [float(model["ttft_s"])] if model.get("ttft_s") else []
-    decode = [float(model["decode_ms_per_token"])] if model.get("decode_ms_per_token") else []
-    if not decode and model.get("decode_tps"):
-        decode = [1000.0 / float(model["decode_tps"])]
+    ttft = [figure for figure in [_figure(model, "ttft_s")] if figure is not None]
+    decode = [figure for figure in [_figure(model, "decode_ms_per_token")] if figure is not None]
+    rate = _figure(model, "decode_tps")
+    if not decode and rate is not None:
+        decode = [1000.0 / rate]
     for line in own:
         component, phase = str(line.get("component")), line.get("phase")
         if phase == "prefill" and component in ("ttft", "ttft with tokenizer"):
@@ -109,8 +149,10 @@ def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping
         for line in own
         if line.get("kind") == "elf" and line.get("phase") in ("prefill", "decode")
     )
-    seq_len = int(model.get("seq_len") or 2048)
-    device = float(model["prefill_kernel_s"]) if model.get("prefill_kernel_s") else None
+    seq_len = model.get("seq_len", 2048)
+    if isinstance(seq_len, bool) or not isinstance(seq_len, int) or seq_len < 1:
+        raise ValueError(f"seq_len must be a positive whole number, not {seq_len!r}")
+    device = _figure(model, "prefill_kernel_s")
     between = [float(b["total_ms"]) for b in own if b.get("component") == "python and numpy between calls"]
     return ModelRecord(
         identity,

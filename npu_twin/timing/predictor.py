@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from npu_twin.timing import kernels
-from npu_twin.timing.model_config import ModelSizes, read_sizes
+from npu_twin.timing.model_config import LARGEST, ModelSizes, read_sizes
 from npu_twin.timing.model_programs import (
     Program,
     decode_programs,
@@ -22,6 +22,10 @@ from npu_twin.timing.parameters import Values, current, read_file
 _BF16 = 2
 BUCKET = 128
 """Prefill is compiled for multiples of this length."""
+PUBLISHED_HEAD_DIMS = (64, 128)
+PUBLISHED_PARAMETERS = (0.4e9, 3.5e9)
+PUBLISHED_SEQ_LEN = 2048
+WIDTH = 64
 RESIDUAL_COPIES = 3
 """Times the host handles the residual stream of a layer: into both halves of the layer and out of it."""
 PREFILL = "prefill"
@@ -55,6 +59,8 @@ class Prediction:
         expected_error: relative error to expect of each: `ttft_s` and `decode_ms_per_token`.
         merged_ffn: output projection and FFN of a prefill layer are one program.
         fused_decode: a decode layer uses the cascade form.
+        notes: what of the configuration lies outside of the published measurements, one sentence each; the
+            expected error does not cover it.
     """
 
     ttft_s: float
@@ -63,6 +69,7 @@ class Prediction:
     expected_error: dict[str, float]
     merged_ffn: bool
     fused_decode: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def prefill_device_s(self) -> float:
@@ -146,12 +153,43 @@ def predict(config: object, seq_len: int = 2048) -> Prediction:
         UnsupportedModelError: for an architecture out of scope.
         ValueError: for a size that is missing or impossible.
     """
-    if seq_len < 1:
-        raise ValueError(f"seq_len must be at least 1, not {seq_len}")
+    if isinstance(seq_len, bool) or not isinstance(seq_len, int) or not 0 < seq_len <= LARGEST:
+        raise ValueError(f"seq_len must be a whole number from 1 to {LARGEST}, not {seq_len!r}")
     sizes = read_sizes(config)
     compiled = -(-seq_len // BUCKET) * BUCKET
     ttft, decode, parts = times(current(), sizes, compiled)
-    return Prediction(ttft, decode, parts, expected_error(), merged_ffn(sizes), fused_decode(sizes))
+    return Prediction(
+        ttft,
+        decode,
+        parts,
+        expected_error(),
+        merged_ffn(sizes),
+        fused_decode(sizes),
+        tuple(_notes(sizes, compiled)),
+    )
+
+
+def _notes(sizes: ModelSizes, seq_len: int) -> Iterator[str]:
+    """Say what no published measurement is like."""
+    if sizes.head_dim not in PUBLISHED_HEAD_DIMS:
+        yield (
+            f"no attention kernel is published for head_dim {sizes.head_dim}; its time follows the formula "
+            "of the others"
+        )
+    narrow = [
+        f"{name} {value}"
+        for name, value in (("emb", sizes.emb), ("hidden", sizes.hidden), ("head_dim", sizes.head_dim))
+        if value % WIDTH
+    ]
+    if narrow:
+        yield f"widths that are no multiple of {WIDTH} ({', '.join(narrow)}) are padded by a deployment"
+    if sizes.parameters > PUBLISHED_PARAMETERS[1] or sizes.parameters < PUBLISHED_PARAMETERS[0]:
+        yield (
+            f"{sizes.parameters / 1e9:.2g} billion weights; the published models have "
+            f"{PUBLISHED_PARAMETERS[0] / 1e9:g} to {PUBLISHED_PARAMETERS[1] / 1e9:g}"
+        )
+    if seq_len > PUBLISHED_SEQ_LEN:
+        yield f"prefill of {seq_len} tokens; models are published up to {PUBLISHED_SEQ_LEN}"
 
 
 def expected_error() -> dict[str, float]:

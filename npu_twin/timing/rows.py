@@ -8,6 +8,7 @@ keys of the calibration file `npu_twin/data/published_kernels.json` (Xilinx/mlir
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -42,6 +43,28 @@ _OPS = {
     "gelu": "gelu",
 }
 PASSING = frozenset({"pass", "passed"})
+_OTHER_STATUSES = frozenset(
+    {
+        "in_tier",
+        "in_tier_gate_fail",
+        "build_fail",
+        "compile_fail",
+        "place_fail",
+        "runtime_fail",
+        "runtime_hang",
+        "hang",
+        "silent_corruption",
+    }
+)
+_SWEEPS = frozenset({"tile_sweep", "herd_sweep"})
+"""Sections whose records may say no more than that a configuration works."""
+_GEMM_METHODS = frozenset({"drain", "fused-cast", "direct", "external"})
+_SIZES = (
+    *("M", "K", "N", "rows", "head_dim", "n_elements", "lq", "lk", "dk", "dv", "q_heads", "kv_heads"),
+    *("tile", "tile_m", "tile_k_l2", "tile_k_l1", "tile_n", "m_input", "herd_x", "herd_y", "tiles_used"),
+    *("lqp", "lkp", "num_q_tiles", "heads_per_unroll", "num_cascade_stages", "dv_chunks"),
+)
+_LARGEST_SIZE = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -108,7 +131,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     records = content.get("records") if isinstance(content, Mapping) else content
-    if not isinstance(records, list) or not all(isinstance(r, Mapping) for r in records):
+    if not isinstance(records, list) or not records or not all(isinstance(r, Mapping) for r in records):
         raise ValueError(f'{path}: expected {{"records": [...]}} with one object per measurement')
     return [dict(r) for r in records]
 
@@ -118,7 +141,7 @@ def split(records: Iterable[Mapping[str, Any]]) -> tuple[list[Row], list[Unjudge
     rows: list[Row] = []
     others: list[Unjudged] = []
     for record in records:
-        if record.get("status", "pass") not in PASSING:
+        if _text(record, "status", "pass") in _OTHER_STATUSES:
             continue
         made = parse(record)
         if made is None:
@@ -134,17 +157,55 @@ def parse(record: Mapping[str, Any]) -> Row | Unjudged | None:
     kernel = _OPS.get(name)
     if kernel is None:
         return Unjudged(identity, name or "?", f"unknown kernel {name!r}", excused=False)
+    if _text(record, "status", "pass") not in PASSING:
+        return Unjudged(identity, kernel, f"unknown status {record['status']!r}", excused=False)
+    if _text(record, "dtype_in", "bf16") != "bf16":
+        return Unjudged(
+            identity, kernel, f"input type {record['dtype_in']}, only bf16 is modelled", excused=True
+        )
     try:
+        check_sizes(record)
         measured, derived = _latency_us(kernel, record)
         if measured is None:
-            return None
+            if record.get("mean_rel_L1") is not None:
+                return None
+            legality = _text(record, "section", "") in _SWEEPS
+            return Unjudged(identity, kernel, "neither a latency nor error figures in the record", legality)
+        if not 0.0 < measured < math.inf:
+            raise ValueError(f"the latency must be a positive number, not {measured!r}")
         excuse = _excuse(record)
         if excuse:
             return Unjudged(identity, kernel, excuse, excused=True)
         call, assumed = launch_of(record)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        return Unjudged(identity, kernel, f"incomplete record: {error!r}", excused=False)
+    except KeyError as error:
+        return Unjudged(identity, kernel, f"incomplete record: no {error.args[0]}", excused=False)
+    except (TypeError, ValueError, ArithmeticError, StopIteration) as error:
+        return Unjudged(identity, kernel, f"unusable record: {error}", excused=False)
     return Row(identity, kernel, call, _scope(record), measured, derived, assumed)
+
+
+def _text(record: Mapping[str, Any], name: str, default: str) -> str:
+    value = record.get(name)
+    return default if value is None else str(value)
+
+
+def check_sizes(record: Mapping[str, Any]) -> None:
+    """Raise ValueError naming the first size of a record that is no positive whole number."""
+    for name in _SIZES:
+        value = record.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST_SIZE:
+            raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+    if _text(record, "dtype_out", "bf16") not in ("bf16", "f32"):
+        raise ValueError(f"dtype_out must be bf16 or f32, not {record['dtype_out']!r}")
+
+
+def _number(record: Mapping[str, Any], name: str) -> float:
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        raise ValueError(f"{name} must be a number, not {value!r}")
+    return float(value)
 
 
 def _excuse(record: Mapping[str, Any]) -> str:
@@ -159,7 +220,7 @@ def _excuse(record: Mapping[str, Any]) -> str:
 
 def _latency_us(kernel: str, record: Mapping[str, Any]) -> tuple[float | None, bool]:
     if record.get("latency_us") is not None:
-        return float(record["latency_us"]), bool(record.get("latency_derived"))
+        return _number(record, "latency_us"), bool(record.get("latency_derived"))
     gflops, gbps = record.get("gflops"), record.get("gbps")
     if gflops and kernel == "gemm":
         return 2e-3 * float(record["M"] * record["K"] * record["N"]) / float(gflops), True
@@ -193,6 +254,7 @@ def launch_of(record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
 
     Raises KeyError, TypeError or ValueError for an incomplete record.
     """
+    check_sizes(record)
     return _call(_OPS[str(record.get("kernel", ""))], record)
 
 
@@ -229,6 +291,8 @@ def _call(kernel: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
 
 def _gemm(method: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
     m, k, n = int(record["M"]), int(record["K"]), int(record["N"])
+    if method and method not in _GEMM_METHODS:
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(_GEMM_METHODS))}")
     attrs: dict[str, object] = {"output_dtype": "f32"} if record.get("dtype_out") == "f32" else {}
     given = {key: record.get(key) for key in ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n")}
     herd = _herd(record, (0, 0))

@@ -51,11 +51,11 @@ def validate(
     records = rows.read_records(rows_file or rows.PUBLISHED_KERNELS)
     used, unjudged = rows.split(records)
     predictions = latency.shipped(used) if rows_file else latency.cross_validated(used)
-    model_records, unread = models.read_models(models_file or models.PUBLISHED_MODELS)
-    folds = None if models_file else latency.cross_validated_models(model_records)
+    found = models.read_models(models_file or models.PUBLISHED_MODELS)
+    folds = None if models_file else latency.cross_validated_models(found.records)
     return report.Validation(
         kernels=latency.judge_rows(used, unjudged, predictions),
-        models=latency.judge_models(model_records, unread, folds),
+        models=latency.judge_models(found, folds),
         numerics=numerics.judge(records, processes) if with_numerics else None,
         rows_label=str(rows_file) if rows_file else "published rows",
         models_label=str(models_file) if models_file else "published models",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from npu_twin.timing import fit, predictor
 from npu_twin.timing.exceptions import entry_of
-from npu_twin.timing.models import ModelRecord, nearest
+from npu_twin.timing.models import ModelFile, ModelRecord, nearest
 from npu_twin.timing.parameters import Values, current
 from npu_twin.timing.rows import Row, Unjudged, predict_us
 from npu_twin.validate import limits
@@ -163,6 +163,7 @@ class ModelsResult:
 
     results: tuple[ModelResult, ...]
     unjudged: tuple[tuple[str, str], ...] = field(default=())
+    left_out: tuple[tuple[str, str], ...] = field(default=())
 
     def median(self, quantity: str) -> float:
         """Median error of a quantity, 0 without models."""
@@ -174,6 +175,8 @@ class ModelsResult:
     def failures(self) -> list[str]:
         """Say which limits are missed."""
         out = [f"model {identity} could not be judged: {reason}" for identity, reason in self.unjudged]
+        if not self.results:
+            out.append("models: there is none with bf16 weights and figures to judge")
         for result in self.results:
             for quantity, (predicted, published, _) in result.figures().items():
                 error = predicted / published - 1.0
@@ -190,22 +193,18 @@ class ModelsResult:
         return out
 
 
-def judge_models(
-    records: Sequence[ModelRecord],
-    unjudged: Sequence[tuple[str, str]],
-    folds: Mapping[str, tuple[float, float]] | None = None,
-) -> ModelsResult:
+def judge_models(found: ModelFile, folds: Mapping[str, tuple[float, float]] | None = None) -> ModelsResult:
     """Return the results of the models, with cross-validated times (`folds`) or else those as shipped."""
     p: Values = current()
     results = []
-    for record in records:
+    for record in found.records:
         start = time.perf_counter()
         ttft, decode, _ = predictor.times(p, record.sizes, record.seq_len)
         seconds = time.perf_counter() - start
         if folds is not None:
             ttft, decode = folds[record.id]
         results.append(ModelResult(record, ttft, decode, seconds))
-    return ModelsResult(tuple(results), tuple(unjudged))
+    return ModelsResult(tuple(results), tuple(found.unjudged), tuple(found.left_out))
 
 
 def cross_validated_models(records: Sequence[ModelRecord]) -> dict[str, tuple[float, float]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from npu_twin import npu2
 from npu_twin.opset import OPS
 from npu_twin.timing import rows
 from npu_twin.validate import known
@@ -145,6 +146,19 @@ def make_task(record: Mapping[str, Any]) -> Task | None:
         tile = {"tile_k_l1": call.tile["tile_k_l1"]} if method == "direct" else {}
     elif call.op == "flash_attention":
         method, tile = call.method, dict(call.tile)
+    for name in (*FIGURES, "mean_rel_L1_fine", "rtol", "atol"):
+        value = record.get(name)
+        if value is not None and (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float, Decimal))
+            or not 0 <= value < math.inf
+        ):
+            raise ValueError(f"{name} must be a number from 0 up, not {value!r}")
+    largest = max(
+        math.prod(s.shape) * 4 for s in OPS[call.op].signature(call.dims, method, call.tile).values()
+    )
+    if largest > npu2.MAX_BO_BYTES:
+        raise ValueError(f"an operand of {largest >> 30} GiB in float32 is larger than any buffer")
     gate = (float(record["rtol"]), float(record["atol"])) if record.get("atol") is not None else None
     gates = (gate,) if call.op == "gemm" and gate else ()
     causal = bool(call.attrs.get("causal"))
@@ -270,7 +284,7 @@ def judge(records: Iterable[Mapping[str, Any]], processes: int, quiet: bool = Fa
     for record in records:
         try:
             task = make_task(record)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
             kernel = str(record.get("kernel", "?"))
             result.rows.append(
                 NumericsRow(str(record.get("id", "?")), kernel, False, (f"incomplete: {error!r}",))

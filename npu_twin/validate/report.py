@@ -29,6 +29,9 @@ class Validation:
     def failures(self) -> list[str]:
         """Say every limit that is missed."""
         out = [text for kernel in self.kernels for text in kernel.failures()]
+        if not any(k.counted for k in self.kernels) and not (self.numerics and self.numerics.rows):
+            left = "" if self.numerics else "; error figures were left out"
+            out.append(f"kernels: {self.rows_label} has no row that could be judged{left}")
         out += self.models.failures()
         if self.numerics is not None:
             out += self.numerics.failures()
@@ -122,7 +125,7 @@ def text(validation: Validation, verbose: bool = False) -> str:
             out.append(f"  {ids}: {reason}")
     excused = [u for k in validation.kernels if k.judged for u in k.unjudged if u.excused]
     if excused:
-        out += ["", "Not judged, no measurement of the kernel by their own account:"]
+        out += ["", "Not judged, no measurement of the kernel to hold against:"]
         for reason in dict.fromkeys(u.reason for u in excused):
             out.append(f"  {', '.join(u.id for u in excused if u.reason == reason)}: {reason}")
     notes = [
@@ -134,6 +137,10 @@ def text(validation: Validation, verbose: bool = False) -> str:
     how = "each model left out of the fit" if validation.models_cross_validated else "parameters as shipped"
     out += ["", f"Models: {validation.models_label}; {how}", ""]
     out += _table(MODEL_HEADER, model_lines(validation.models))
+    if validation.models.left_out:
+        out += ["", "Models left out:"]
+        out += [f"  {identity}: {reason}" for identity, reason in validation.models.left_out]
+        out.append("")
     for quantity, limit in limits.MODEL_MEDIAN.items():
         out.append(
             f"median error of {quantity}: {validation.models.median(quantity):.1%} (limit {limit:.0%})"
@@ -176,6 +183,8 @@ def as_json(validation: Validation) -> dict[str, Any]:
             }
             for r in validation.models.results
         ],
+        "models_not_judged": [{"id": i, "reason": r} for i, r in validation.models.unjudged],
+        "models_left_out": [{"id": i, "reason": r} for i, r in validation.models.left_out],
         "model_medians": {q: validation.models.median(q) for q in limits.MODEL_MEDIAN},
         "parameters": {
             d.name: {"value": p[d.name], "unit": d.unit, "provenance": d.provenance} for d in DEFINITIONS

@@ -11,7 +11,7 @@ import pytest
 from npu_twin.timing import exceptions, fit, models, optimise, parameters, rows
 
 ROWS, UNJUDGED = rows.split(rows.read_records(rows.PUBLISHED_KERNELS))
-MODELS, _ = models.read_models(models.PUBLISHED_MODELS)
+MODELS = models.read_models(models.PUBLISHED_MODELS).records
 
 
 def stage(name):
@@ -109,7 +109,10 @@ def test_a_file_of_another_form_is_named(tmp_path, content):
         rows.read_records(path)
 
 
-@pytest.mark.parametrize("content", ["[", '{"rows": []}', '{"models": [1]}'])
+@pytest.mark.parametrize(
+    "content",
+    ["[", '{"rows": []}', '{"models": [1]}', '{"models": []}', '{"models": [{"id": "a"}], "breakdown": [3]}'],
+)
 def test_a_model_file_of_another_form_is_named(tmp_path, content):
     path = tmp_path / "mine.json"
     path.write_text(content, encoding="utf-8")
@@ -122,9 +125,51 @@ def test_an_incomplete_record_is_unjudged_and_named():
     assert isinstance(found, rows.Unjudged)
     assert not found.excused
     assert "M" in found.reason
+    assert "no M" in found.reason
     strange = rows.parse({"id": "mine8", "kernel": "conv2d", "latency_us": 100.0})
     assert isinstance(strange, rows.Unjudged)
     assert "conv2d" in strange.reason
+
+
+GEMV = {"id": "mine", "kernel": "gemv", "M": 2048, "K": 2048, "latency_us": 250.0, "status": "pass"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"M": 0}, "M must be a positive whole number, not 0"),
+        ({"M": -5}, "M must be"),
+        ({"K": 1.5}, "K must be"),
+        ({"K": "2048"}, "K must be"),
+        ({"tile_m": True}, "tile_m must be"),
+        ({"herd_x": 10**12}, "herd_x must be"),
+        ({"latency_us": 0.0}, "latency must be a positive number"),
+        ({"latency_us": float("nan")}, "latency must be a positive number"),
+        ({"latency_us": "250"}, "latency_us must be a number"),
+        ({"latency_us": None}, "neither a latency nor error figures"),
+        ({"status": "ok"}, "unknown status 'ok'"),
+        ({"status": []}, "unknown status"),
+        ({"dtype_out": "int8"}, "dtype_out must be bf16 or f32"),
+        ({"kernel": "gemm", "N": 64, "method": "magic"}, "unknown method 'magic'"),
+    ],
+)
+def test_an_unusable_record_is_unjudged_and_says_why(change, reason):
+    used, others = rows.split([{**GEMV, **change}])
+    assert used == []
+    (found,) = others
+    assert reason in found.reason
+    assert not found.excused
+
+
+def test_records_that_claim_nothing_about_the_model_are_excused_and_named():
+    quantised, works = {**GEMV, "dtype_in": "int4"}, {**GEMV, "latency_us": None, "section": "tile_sweep"}
+    used, others = rows.split([quantised, works, {**GEMV, "status": "compile_fail"}])
+    assert used == []
+    assert all(other.excused for other in others)
+    assert [other.reason for other in others] == [
+        "input type int4, only bf16 is modelled",
+        "neither a latency nor error figures in the record",
+    ]
 
 
 def test_a_latency_is_derived_from_a_rate():
@@ -151,7 +196,38 @@ def test_quantised_models_are_not_claimed(tmp_path):
         "weights": "q4nx",
     }
     path.write_text(json.dumps({"models": [record]}), encoding="utf-8")
-    assert models.read_models(path) == ([], [])
+    found = models.read_models(path)
+    assert (found.records, found.unjudged) == ([], [])
+    assert found.left_out == [("llama32_1b", "weights q4nx, not bf16")]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ttft_s": -1.0}, "ttft_s must be a positive number"),
+        ({"ttft_s": "fast"}, "ttft_s must be a positive number"),
+        ({"seq_len": 0}, "seq_len must be a positive whole number"),
+        ({"emb_dim": None}, "no hidden_size or emb_dim"),
+        ({"vocab_size": 10**12}, "vocab_size must be a whole number"),
+        ({"head_dim": 63}, "even head_dim"),
+        ({"n_kv_heads": 5}, "cannot share"),
+    ],
+)
+def test_a_model_that_cannot_be_judged_is_named(tmp_path, change, reason):
+    path = tmp_path / "models.json"
+    record = {**json.loads(models.PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"][0], **change}
+    path.write_text(json.dumps({"models": [record]}), encoding="utf-8")
+    found = models.read_models(path)
+    assert (found.records, found.left_out) == ([], [])
+    ((identity, why),) = found.unjudged
+    assert identity == "llama32_1b"
+    assert reason in why
+
+
+def test_a_model_without_figures_is_left_out_and_named(tmp_path):
+    path = tmp_path / "models.json"
+    path.write_text(json.dumps({"models": [{"id": "vision", "weights": "bf16"}]}), encoding="utf-8")
+    assert models.read_models(path) == ([], [], [("vision", "no ttft_s and no time per token")])
 
 
 def test_constants_of_models_do_not_depend_on_the_kernel_fit_alone():

@@ -194,3 +194,96 @@ def test_split_and_merged_forms():
     assert not model_programs.fused_decode(ModelSizes(16, 2560, 32, 8, 64, 8192, 128256))
     assert not model_programs.fused_decode(ModelSizes(16, 2048, 32, 8, 64, 8960, 128256))
     assert not model_programs.merged_ffn(ModelSizes(16, 2048, 32, 8, 64, 9728, 128256))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn"}}, "the RoPE type yarn"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "the RoPE type longrope"),
+        ({"hidden_act": "gelu_new"}, "the activation gelu_new"),
+        ({"hidden_activation": "gelu_pytorch_tanh"}, "the activation gelu_pytorch_tanh"),
+        ({"layer_norm_eps": 1e-5}, "LayerNorm"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({"layer_types": ["linear_attention"]}, "layers of the type linear_attention"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
+        ({"partial_rotary_factor": 0.75}, "a part of a head"),
+    ],
+)
+def test_what_is_out_of_scope_is_refused_with_a_sentence(change, says):
+    with pytest.raises(UnsupportedModelError, match=says):
+        timing.predict({**LLAMA_3B, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "qwen2", "sliding_window": 131072},
+        {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False},
+        {"hidden_act": "silu", "rms_norm_eps": 1e-5, "layer_types": ["full_attention"] * 28},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
+        {"partial_rotary_factor": 1.0},
+    ],
+)
+def test_what_is_in_scope_is_predicted(change):
+    found = timing.predict({**LLAMA_3B, **change})
+    assert found.ttft_s == pytest.approx(timing.predict(LLAMA_3B).ttft_s, rel=0.05)
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_key_value_heads": 5}, "24 query heads cannot share 5"),
+        ({"head_dim": 63}, "even head_dim"),
+        ({"head_dim": None, "hidden_size": 3073}, "no multiple of 24 heads"),
+        ({"num_hidden_layers": 10**9}, "whole number from 1"),
+    ],
+)
+def test_sizes_at_odds_are_refused(change, says):
+    with pytest.raises(ValueError, match=says):
+        timing.predict({**LLAMA_3B, **change})
+
+
+@pytest.mark.parametrize("seq_len", [0, -1, 1.5, True, "2048", None, 10**9])
+def test_an_impossible_length_is_refused(seq_len):
+    with pytest.raises(ValueError, match="seq_len must be a whole number"):
+        timing.predict(LLAMA_3B, seq_len=seq_len)
+
+
+@pytest.mark.parametrize(
+    ("change", "seq_len", "says"),
+    [
+        ({"head_dim": 80}, 2048, "head_dim 80"),
+        ({"head_dim": 256}, 2048, "head_dim 256"),
+        ({"intermediate_size": 8200}, 2048, "padded by a deployment"),
+        ({"num_hidden_layers": 80}, 2048, "billion weights"),
+        ({}, 4096, "prefill of 4096 tokens"),
+    ],
+)
+def test_what_no_measurement_covers_is_noted(change, seq_len, says):
+    assert any(says in note for note in timing.predict({**LLAMA_3B, **change}, seq_len=seq_len).notes)
+
+
+@pytest.mark.parametrize(
+    ("emb", "hidden", "layers", "heads", "kv", "head_dim", "vocab"),
+    [
+        (4096, 14336, 32, 32, 8, 128, 32768),
+        (4096, 14336, 32, 32, 8, 128, 128256),
+        (3584, 18944, 28, 28, 4, 128, 152064),
+        (2048, 8192, 24, 32, 32, 64, 49152),
+        (2560, 6912, 32, 32, 32, 80, 50304),
+        (3072, 8192, 32, 32, 32, 96, 32064),
+        (2048, 16384, 18, 8, 1, 256, 256000),
+    ],
+)
+def test_other_models_lie_within_what_the_hardware_can_do(emb, hidden, layers, heads, kv, head_dim, vocab):
+    """Decode reads every weight once, at 25 to 50 GB/s; a prefill computes at 2 to 6 TFLOPS."""
+    sizes = ModelSizes(layers, emb, heads, kv, head_dim, hidden, vocab)
+    found = timing.predict(sizes)
+    rate = 2e-6 * sizes.parameters / found.decode_ms_per_token
+    assert 25.0 < rate < 50.0
+    layer_flops = 2 * 2048 * (sizes.parameters - vocab * emb)
+    assert 2.0 < layer_flops / found.ttft_s / 1e12 < 6.0

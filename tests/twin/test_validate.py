@@ -74,9 +74,9 @@ def test_a_wrong_parameter_is_noticed(name, share, victim):
 
 
 def test_a_wrong_shared_constant_is_noticed_at_model_level():
-    records, _ = models.read_models(models.PUBLISHED_MODELS)
+    records = models.read_models(models.PUBLISHED_MODELS).records
     folds = {r.id: (1.5 * r.ttft_s[0], r.decode_ms[0]) for r in records}
-    failures = latency.judge_models(records, [], folds).failures()
+    failures = latency.judge_models(models.ModelFile(records, [], []), folds).failures()
     assert len([f for f in failures if "ttft_s" in f]) == len(records) + 1
 
 
@@ -121,6 +121,55 @@ def test_rows_that_cannot_be_judged_count_as_missed(tmp_path, capsys):
     path = write(tmp_path / "mine.json", "records", mine)
     assert command.main(["--rows", str(path), "--no-numerics", "--output", str(tmp_path / "out")]) == 1
     assert "mine1 could not be judged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "says"),
+    [
+        ('{"records": []}', 2, "expected {"),
+        ("[]", 2, "expected {"),
+        ("null", 2, "expected {"),
+        ('{"records": [{"id": "a", "kernel": "gemm", "status": "compile_fail"}]}', 1, "no row that could be"),
+        ('{"records": [{}]}', 1, "row ? could not be judged: unknown kernel ''"),
+    ],
+)
+def test_nothing_to_judge_is_never_a_pass(tmp_path, capsys, content, code, says, monkeypatch):
+    monkeypatch.setattr(
+        latency,
+        "cross_validated_models",
+        lambda records: {r.id: (r.ttft_s[0], r.decode_ms[0]) for r in records},
+    )
+    path = tmp_path / "mine.json"
+    path.write_text(content, encoding="utf-8")
+    try:
+        found = command.main(["--rows", str(path), "--no-numerics", "--output", str(tmp_path / "out")])
+    except SystemExit as stop:
+        found = stop.code
+    assert found == code
+    out = capsys.readouterr()
+    assert says in out.out + out.err
+
+
+def test_models_that_are_left_out_are_named(tmp_path, capsys):
+    record = json.loads(models.PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"][1]
+    others = [{**record, "id": "mine_q4", "weights": "q4nx"}, {"id": "vision", "weights": "bf16"}]
+    path = write(tmp_path / "models.json", "models", [record, *others])
+    rope = write(tmp_path / "rows.json", "records", records_of("rope"))
+    arguments = ["--rows", str(rope), "--models", str(path), "--no-numerics", "--output", str(tmp_path / "o")]
+    assert command.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "mine_q4: weights q4nx, not bf16" in out
+    assert "vision: no ttft_s and no time per token" in out
+    write(tmp_path / "models.json", "models", others)
+    assert command.main(arguments) == 1
+    assert "none with bf16 weights and figures" in capsys.readouterr().out
+
+
+def test_garbage_error_figures_are_incomplete_rows():
+    (record,) = [r for r in small_records() if r["id"] == "k0302"]
+    for change in ({"mean_rel_L1": "small"}, {"abs_err_max": float("nan")}, {"n_elements": 1 << 31}):
+        judged = numerics.judge([{**record, **change}], processes=1, quiet=True)
+        assert judged.failures(), change
 
 
 def test_a_kernel_with_few_shapes_is_judged_row_by_row(tmp_path):

@@ -56,11 +56,6 @@ class Ran:
     ttft_s: float
     tpot_s: float
 
-    def trace(self) -> TokenTrace:
-        """For the gate's comparison."""
-        steps = (TokenStep.from_logits(t, row) for t, row in zip(self.tokens, self.logits, strict=True))
-        return TokenTrace(self.ids, tuple(steps))
-
 
 def run_prompt(runner: Any, ids: Sequence[int], ledger: Ledger, steps: int = STEPS) -> Ran:
     """Prefill and greedy decode steps, counted and timed on the device clock."""
@@ -87,8 +82,35 @@ def run_prompt(runner: Any, ids: Sequence[int], ledger: Ledger, steps: int = STE
     )
 
 
+_THINGS = (
+    "rivers",
+    "clocks",
+    "bread",
+    "maps",
+    "bees",
+    "bridges",
+    "winter",
+    "trains",
+    "music",
+    "salt",
+    "ink",
+    "tides",
+)
+_PEOPLE = ("a child", "an engineer", "a new neighbour", "a pilot", "a cook", "a visitor")
+
+
+def made_up_text() -> str:
+    """A prompt in plain English that differs from audit to audit."""
+    # Random token ids would be no text to judge by: of four such prompts through SmolLM2-135M on the clean
+    # twin one left the top 5 of plain HF (likeliest tokens at 2 to 40 %, KL up to 1.0, against the matched
+    # reference up to 5e-3).
+    first, second = (secrets.choice(_THINGS) for _ in range(2))
+    count, reader = secrets.randbelow(7) + 2, secrets.choice(_PEOPLE)
+    return f"Write {count} sentences about {first} and {second} for {reader}."
+
+
 def made_up(vocab: int) -> tuple[int, ...]:
-    """A prompt that nobody has seen before: random token ids, other ones in every audit."""
+    """Random token ids, other ones in every audit: a prompt that must be computed, as nobody has seen it."""
     return tuple(secrets.randbelow(min(vocab, 30000) - 10) + 5 for _ in range(MADE_UP_TOKENS))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llms.verify import gates, ladder
 
-from .checks import FAULTS, GATE_K, GATE_TOKENS, judge_of_the_gate
+from .checks import FAULTS, GATE_K, GATE_TOKENS
 from .ledger import Ledger
 from .types import Audit
 
@@ -82,17 +82,6 @@ def check_gate(
     )
 
 
-def check_made_up(audit: Audit, reference: Remembered, ran: Any) -> None:
-    """The made-up prompt by the gate's rule: no answer to it can be known in advance."""
-    question = "Does a made-up prompt pass the gate's comparison?"
-    run = reference.run(ran.ids, len(ran.tokens))
-    result = judge_of_the_gate()([ran.trace()], [run.trace()], k=GATE_K, n_tokens=len(ran.tokens))
-    same = sum(a == b for a, b in zip(ran.tokens, run.tokens, strict=True))
-    audit.add(
-        "made_up", question, list(result.reasons), f"{same} of {len(run.tokens)} tokens are the reference's"
-    )
-
-
 def check_faults(
     audit: Audit, reopen: Callable[[], Deployment], reference: Remembered, prompt: EncodedPrompt
 ) -> None:
@@ -134,8 +123,8 @@ def _who_sees(opened: Deployment, reference: Remembered, prompt: EncodedPrompt) 
 def check_ladder(
     audit: Audit, opened: Deployment, reference: Remembered, prompts: Sequence[EncodedPrompt]
 ) -> None:
-    """All rungs again."""
-    question = "Does the ladder pass without caches?"
+    """All rungs again; the last prompt is made up, so that no answer to it can be known in advance."""
+    question = "Does the ladder pass without caches, a made-up prompt included?"
     try:
         outcome = ladder.run_ladder(opened, reference, prompts, limits_up_to=0)  # type: ignore[arg-type]
     except Exception as error:
@@ -149,6 +138,8 @@ def check_ladder(
     passed = [rung.name for rung in outcome.rungs if rung.status == "passed"]
     if not failed and not passed:
         failed = ["no rung was passed"]
-    audit.add("ladder", question, failed, f"passed: {', '.join(passed)}")
+    audit.add(
+        "ladder", question, failed, f"passed: {', '.join(passed)}; made-up prompt: {prompts[-1].text!r}"
+    )
     if absent:
         audit.add("offered", "Are all rungs offered?", [f"not offered: {', '.join(absent)}"], "", warn=True)

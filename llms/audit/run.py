@@ -109,7 +109,6 @@ def _ask(request: AuditRequest, adapter: Any, device: Any) -> Audit:
         checks.check_reference(audit, opened, reference, prompts[0], ledger)
         known = gates.Remembered(reference)
         if ran is not None:
-            gates.check_made_up(audit, known, ran[0])
             checks.check_time(audit, ran[1], config)
             _guarded(audit, "product", lambda: checks.check_product(audit, opened, production, ran[0]))
         opened.release_runners()
@@ -117,7 +116,7 @@ def _ask(request: AuditRequest, adapter: Any, device: Any) -> Audit:
     if audit.ok:
         gates.check_faults(audit, reopen, known, prompts[0])
         if request.ladder:
-            gates.check_ladder(audit, opened, known, prompts)
+            gates.check_ladder(audit, opened, known, (*prompts, opened.encode(checks.made_up_text())))
     else:
         note = "not asked: an earlier question failed already"
         audit.add("faults", "Do the gates fail when the deployment is wrong?", [note], "", warn=True)

@@ -14,6 +14,7 @@ from llms import audit
 RIGGED = Path(__file__).resolve().parents[1] / "data" / "rigged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "question", "reason"),
     [
@@ -35,6 +36,7 @@ def test_rigged_adapter_is_found_out(name: str, question: str, reason: str, tmp_
     assert "FAIL" in (tmp_path / "evaluation_report.md").read_text().splitlines()[0]
 
 
+@pytest.mark.slow
 def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
     outcome = audit.in_fresh_process(RIGGED / "honest", out=tmp_path)
     assert outcome.ok, outcome.message
@@ -51,6 +53,7 @@ def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "audit.json").read_text()) == outcome.payload
 
 
+@pytest.mark.slow
 def test_planted_mock_fails(tmp_path: Path) -> None:
     outcome = audit.in_fresh_process(Path("qwen2"), out=tmp_path, ladder=False, fault="gate_on_a_mock")
     assert not outcome.ok

@@ -87,6 +87,7 @@ def test_rope_interleaved_in_the_artefact(qwen2: Deployment) -> None:
     assert any(row.kernel.endswith("rope_k") for row in report.bad)
 
 
+@pytest.mark.slow
 def test_rope_interleaved_in_the_builder(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     def turned(block: Any) -> Any:
         steps = tuple(
@@ -106,6 +107,7 @@ def test_rope_interleaved_in_the_builder(qwen2: Deployment, monkeypatch: pytest.
     assert report.confirmed.healed, report.confirmed.note
 
 
+@pytest.mark.slow
 def test_rope_table_of_another_theta(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = session.rope_table
     monkeypatch.setattr(
@@ -140,6 +142,7 @@ def test_gqa_map_of_the_attention_kernel(qwen2: Deployment) -> None:
     assert report.confirmed.healed, report.confirmed.note
 
 
+@pytest.mark.slow
 def test_gqa_map_of_the_hosts_attention(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = host_ops.decode_attention
 
@@ -153,6 +156,7 @@ def test_gqa_map_of_the_hosts_attention(qwen2: Deployment, monkeypatch: pytest.M
     assert "GQA" in report.verdict
 
 
+@pytest.mark.slow
 def test_low_precision_down_projection(qwen2: Deployment) -> None:
     def lower(item: Launch) -> Launch:
         if item.name != "down_gemm":
@@ -166,6 +170,7 @@ def test_low_precision_down_projection(qwen2: Deployment) -> None:
     assert first(report) == ("down_gemm", 0, "prefill")
 
 
+@pytest.mark.slow
 def test_corrupted_k_tiling_of_one_layer(qwen2: Deployment) -> None:
     """The last tile along K is left out."""
 
@@ -180,6 +185,7 @@ def test_corrupted_k_tiling_of_one_layer(qwen2: Deployment) -> None:
     assert {row.layer for row in report.bad} == {LAYER}
 
 
+@pytest.mark.slow
 def test_gate_and_up_weights_swapped(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = session.load_weights
 
@@ -195,6 +201,7 @@ def test_gate_and_up_weights_swapped(qwen2: Deployment, monkeypatch: pytest.Monk
     assert f"holds w_up of layer {LAYER}" in report.verdict
 
 
+@pytest.mark.slow
 def test_gate_and_up_buffers_swapped_in_the_builder(
     qwen2: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +234,7 @@ def test_bad_decode_gemv(qwen2: Deployment, rows: slice) -> None:
     assert "elements off" in report.verdict
 
 
+@pytest.mark.slow
 def test_kv_written_one_slot_late(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = llama_loop.decode_step
 
@@ -246,6 +254,7 @@ def test_kv_written_one_slot_late(qwen2: Deployment, monkeypatch: pytest.MonkeyP
     assert "it is in slot" in report.verdict
 
 
+@pytest.mark.slow
 def test_decode_position_one_late(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = llama_loop.decode_step
 
@@ -258,6 +267,7 @@ def test_decode_position_one_late(qwen2: Deployment, monkeypatch: pytest.MonkeyP
     assert "those of position" in report.verdict
 
 
+@pytest.mark.slow
 def test_layer_skipped(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = inference.SEQUENCE
 
@@ -272,6 +282,7 @@ def test_layer_skipped(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> No
     assert f"not the output of layer {LAYER}" in report.verdict
 
 
+@pytest.mark.slow
 def test_norm_weight_plus_one(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = session.load_weights
 
@@ -289,6 +300,7 @@ def test_norm_weight_plus_one(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch
     assert report.offender.kind == "static"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "says"), [("nan_at_step_3", "finite"), ("late_decode_fault", "step 1")])
 def test_fault_of_a_later_step(qwen2: Deployment, name: str, says: str) -> None:
     with faults.find(name).plant():

@@ -6,7 +6,7 @@ import pytest
 
 from llms import audit
 
-pytestmark = pytest.mark.phase7
+pytestmark = [pytest.mark.phase7, pytest.mark.slow]
 FOLDER = Path(__file__).resolve().parents[1]
 
 

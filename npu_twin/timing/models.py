@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_twin.timing.model_config import ModelSizes, read_sizes
+from npu_twin.timing.model_config import LARGEST, ModelSizes, read_sizes
 
 PUBLISHED_MODELS = Path(__file__).resolve().parent.parent / "data" / "published_models.json"
 
@@ -87,7 +87,7 @@ def read_models(path: Path) -> ModelFile:
     found = ModelFile([], [], [])
     for model in models:
         identity = str(model.get("id", "?"))
-        weights = str(model.get("weights", "bf16"))
+        weights = str(model.get("weights") or "bf16")
         own = [b for b in breakdown if b.get("model") == identity]
         if weights.lower() not in ("bf16", "bfloat16"):
             found.left_out.append((identity, f"weights {weights}, not bf16"))
@@ -149,8 +149,8 @@ def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping
         for line in own
         if line.get("kind") == "elf" and line.get("phase") in ("prefill", "decode")
     )
-    seq_len = model.get("seq_len", 2048)
-    if isinstance(seq_len, bool) or not isinstance(seq_len, int) or seq_len < 1:
+    seq_len = 2048 if model.get("seq_len") is None else model["seq_len"]
+    if isinstance(seq_len, bool) or not isinstance(seq_len, int) or not 0 < seq_len <= LARGEST:
         raise ValueError(f"seq_len must be a positive whole number, not {seq_len!r}")
     device = _figure(model, "prefill_kernel_s")
     between = [float(b["total_ms"]) for b in own if b.get("component") == "python and numpy between calls"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from npu_twin.timing.exceptions import TABLE
@@ -237,7 +239,11 @@ def _kernel_json(kernel: KernelResult, validation: Validation) -> dict[str, Any]
 
 
 def tables(validation: Validation) -> dict[str, str]:
-    """Return the tables for the documentation by name: kernels, models, parameters, exceptions."""
+    """Return the tables for the documentation by name.
+
+    They are kernels, models, parameters, exceptions, rules and deviations, and figures when error figures
+    were computed.
+    """
     p = current()
     lines = [(f"`{d.name}`", f"{p[d.name]:.4g}", d.unit, d.meaning, d.provenance) for d in DEFINITIONS]
     entries = [(e.op, _match(e.dims, e.tile), f"{e.factor:g}", e.reason) for e in TABLE]
@@ -246,7 +252,39 @@ def tables(validation: Validation) -> dict[str, str]:
         "models": _markdown_table(MODEL_HEADER, model_lines(validation.models)),
         "parameters": _markdown_table(("parameter", "value", "unit", "meaning", "provenance"), lines),
         "exceptions": _markdown_table(("kernel", "where", "factor", "reason"), entries),
+        **_figures_table(validation),
+        "rules": _rules_table(),
+        "deviations": _deviations_table(),
     }
+
+
+def _figures_table(validation: Validation) -> dict[str, str]:
+    """The published error figures that are not reproduced; nothing when none were computed."""
+    if validation.numerics is None:
+        return {}
+    rows = [
+        (r.id, _op(r.kernel), "; ".join(r.misses), r.excuse or "none: a miss")
+        for r in validation.numerics.rows
+        if not r.reproduced
+    ]
+    return {"figures": _markdown_table(("row", "kernel", "twin against published", "reason"), rows)}
+
+
+def _rules_table() -> str:
+    from npu_twin.constraints.rules import RULES
+
+    lines = [
+        (rule.id, rule.title, rule.shows_as, ", ".join(rule.ops).replace("*", "all"), rule.enforcement)
+        for rule in RULES.values()
+    ]
+    return _markdown_table(("rule", "what must hold", "shows as", "kernels", "kind"), lines)
+
+
+def _deviations_table() -> str:
+    path = Path(__file__).resolve().parent.parent / "deviations.json"
+    entries = json.loads(path.read_text(encoding="utf-8"))["deviations"]
+    lines = [(e["id"], e["call"], e["real"], e["twin"]) for e in entries]
+    return _markdown_table(("deviation", "call", "library", "twin"), lines)
 
 
 def markdown(validation: Validation) -> str:
@@ -274,4 +312,5 @@ def _match(dims: Any, tile: Any) -> str:
 
 def _markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     out = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(out + ["| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines])
+    escaped = (" | ".join(cell.strip().replace("|", "\\|") for cell in line) for line in lines)
+    return "\n".join([*out, *(f"| {line} |" for line in escaped)])

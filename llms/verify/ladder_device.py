@@ -18,7 +18,7 @@ from llms.verify.records import Array, DecodeStepRecord, NpuRunner, PrefillRecor
 from llms.verify.report_model import token_text
 from llms.verify.thresholds import Thresholds
 
-REPEATED_STEPS = 6
+REPEATED_STEPS = 4
 # Decode steps by prompt, further prompts as the last: a prefill is the dearest call of the device.
 CONSISTENCY_STEPS = ((1, 31), (8,))
 _NONE = np.empty(0, np.float32)

@@ -24,7 +24,7 @@ BLOCK = 8
 """Elements that share an exponent."""
 
 _EXPONENT = 0x7F800000
-_LARGEST_FAST = 237 << 23
+_LARGEST_BIASED = 254  # of a finite f32
 _CHUNK = 1 << 22
 
 
@@ -55,7 +55,7 @@ def quantise_(x: Any, choice: Arithmetic, positive: bool = False) -> None:
     if not positive:
         torch.maximum(top, torch.amin(blocks, 1).neg_().view(torch.int32), out=top)
     top.bitwise_and_(_EXPONENT)
-    if top.numel() and int(top.max()) > _LARGEST_FAST:
+    if top.numel() and int(top.max()) > (_LARGEST_BIASED - (25 - bits)) << 23:
         _quantise_wide_(blocks, top, bits, choice.block_overflow)
         return
     # Adding and subtracting 1.5 * 2**(23+e) rounds to a multiple of 2**e, to nearest even, in f32 arithmetic.

@@ -87,11 +87,17 @@ def subject(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, request: pytest.F
     runner = HFRunner(tiny) if kind == "clean" else Fault(HFRunner(tiny), kind)
 
     def build(max_seq: int = 0, **_: Any) -> Any:
-        assert held[-1:] == [True], "the device was used without being held"
         made._runners["one"] = runner
         return runner
 
     held: list[bool] = []
+    prefill = runner.prefill
+
+    def used(tokens: Any) -> Any:
+        assert held[-1:] == [True], "the device was used without being held"
+        return prefill(tokens)
+
+    monkeypatch.setattr(runner, "prefill", used, raising=False)
 
     @contextmanager
     def device() -> Iterator[None]:

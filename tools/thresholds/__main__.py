@@ -46,6 +46,8 @@ FLOORS = {
     "limits": 0.02,
     "plain_reference": 0.05,
 }
+# The same quantity, KL between prefill and decode of the same tokens, seen at few lengths by one of them.
+POOLED = {"limits.kl_max": "self_consistency.kl_max"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -154,7 +156,12 @@ def _evaluate(deployment: Deployment, raw: _Raw) -> dict[str, Any]:
     statistics = sorted({name for entry in clean.values() for name in entry["values"]})
     limits: dict[str, Any] = {}
     for name in statistics:
-        values = {key: entry["values"][name] for key, entry in clean.items() if name in entry["values"]}
+        values = {
+            f"{key} {source}": entry["values"][source]
+            for key, entry in clean.items()
+            for source in {name, POOLED.get(name, name)}
+            if source in entry["values"]
+        }
         floor = FLOORS.get(name, FLOORS[name.split(".")[0]])
         largest = max(values.values())
         limit = float(f"{max(MARGIN * largest, floor):.3g}")

@@ -13,11 +13,15 @@ from llms.verify.capture import Capture, DiagnosisCapture, capture_diagnosis
 from llms.verify.chat import EncodedPrompt, encode_chat, encode_prompt, stop_ids
 from llms.verify.deployment import Deployment, DeploymentError, find_folder, known_models, load_adapter
 from llms.verify.diagnosis import Diagnosis, LayerRow, MissingRow, diagnose
+from llms.verify.ladder import LadderOutcome, run_ladder
+from llms.verify.ladder_types import RungResult
+from llms.verify.matched_reference import MatchedReference, MatchedRun
 from llms.verify.prompts import DIAGNOSIS_PROMPT, PromptStyle, load_prompts
 from llms.verify.records import DecodeProbe, DecodeStepRecord, NpuRunner, PrefillRecord, ProbedRunner
 from llms.verify.reference import HFReference, HFRunner, ReferenceRun
 from llms.verify.reference_cache import ReferenceCache
 from llms.verify.report_model import describe_failure, diagnosis_payload, topk_gate_payload
+from llms.verify.thresholds import Thresholds
 from llms.verify.topk import (
     N_TOKENS,
     GateResult,
@@ -45,7 +49,10 @@ __all__ = [
     "HFReference",
     "HFRunner",
     "K",
+    "LadderOutcome",
     "LayerRow",
+    "MatchedReference",
+    "MatchedRun",
     "MissingRow",
     "NpuRunner",
     "PrefillRecord",
@@ -54,6 +61,8 @@ __all__ = [
     "PromptVerdict",
     "ReferenceCache",
     "ReferenceRun",
+    "RungResult",
+    "Thresholds",
     "TokenStep",
     "TokenTrace",
     "capture_diagnosis",
@@ -68,6 +77,7 @@ __all__ = [
     "known_models",
     "load_adapter",
     "load_prompts",
+    "run_ladder",
     "stop_ids",
     "top_k",
     "topk_gate_payload",

@@ -234,7 +234,10 @@ def decode_gate(
 ) -> GateOutcome:
     """Phase 5: multi-launch merge, buffer reuse and layout of a decode step."""
     base, merged, final = _forms(deployment, reference, device)
-    steps = [*_common(base, merged, final, DECODE), cascade_form(deployment.config())]
+    merge, reuse = _common(base, merged, final, DECODE)
+    if deployment.config().n_layers == 1:
+        reuse = Step(reuse.name, reason="one layer: there is no other one to share buffers with")
+    steps = [merge, reuse, cascade_form(deployment.config())]
     return _outcome(5, DECODE, base, final, steps)
 
 

@@ -37,7 +37,7 @@ from .llama_kernel_builder.block import Block
 from .llama_kernel_builder.cache import KernelCache
 from .llama_kernel_builder.driver import current
 from .llama_kernel_builder.kernels import Requirement, recording
-from .llama_kernel_builder.llama_loop import BUCKETS, KernelSequence
+from .llama_kernel_builder.llama_loop import BUCKETS, KernelSequence, buckets_of
 from .llama_kernel_builder.model_config import ModelConfig
 from .llama_kernel_builder.program import leaf_program
 from .llama_kernel_builder.specs import KernelSpec
@@ -93,7 +93,7 @@ def cases(
     """Every kernel that these prefill lengths, decode and the LM head launch, each once."""
     built: list[Block] = []
     with recording() as needs:
-        for seq_len in buckets:
+        for seq_len in (size for size in buckets if size in buckets_of(config)):
             built += sequence.prefill_blocks(config, seq_len)
         built += [*sequence.decode_blocks(config), sequence.lm_head(config)]
     eps: dict[tuple[int, ...], dict[float, None]] = {}

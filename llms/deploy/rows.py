@@ -33,10 +33,9 @@ class SweptRows:
 
 def needed(sequence: KernelSequence, config: ModelConfig) -> tuple[Requirement, ...]:
     """Every (kernel, shape) of the buckets that the model's positions allow, and of decode."""
-    from llms.llama_kernel_builder.llama_loop import BUCKETS, required_kernels
+    from llms.llama_kernel_builder.llama_loop import buckets_of, required_kernels
 
-    buckets = [size for size in BUCKETS if size == BUCKETS[0] or size <= config.max_position]
-    return required_kernels(sequence, config, buckets)
+    return required_kernels(sequence, config, buckets_of(config))
 
 
 def check_writable(registry: Path) -> None:

@@ -91,12 +91,17 @@ def bucket_for(length: int, limit: int) -> int:
     )
 
 
+def buckets_of(config: ModelConfig) -> tuple[int, ...]:
+    """Buckets that prompts of this model can need: up to the first that holds its last position."""
+    below = (0, *BUCKETS)
+    return tuple(size for size, before in zip(BUCKETS, below, strict=False) if before < config.max_position)
+
+
 def all_programs(sequence: KernelSequence, config: ModelConfig) -> Iterator[Program]:
     """The merged ELFs of every prefill bucket, of decode and of the LM head."""
-    for seq_len in BUCKETS:
-        if seq_len == BUCKETS[0] or seq_len <= config.max_position:
-            for block in sequence.prefill_blocks(config, seq_len):
-                yield block.named(suffix(seq_len)).merged()
+    for seq_len in buckets_of(config):
+        for block in sequence.prefill_blocks(config, seq_len):
+            yield block.named(suffix(seq_len)).merged()
     for block in (*sequence.decode_blocks(config), sequence.lm_head(config)):
         yield block.merged()
 

@@ -86,6 +86,11 @@ MODELS = {
     "short-context": Odd(
         "llama", {"max_position_embeddings": 96, "vocab_size": 2304}, tokenizer_of="smollm2_135m"
     ),
+    "between-two-buckets": Odd(
+        "llama",
+        {"max_position_embeddings": 200, "num_key_value_heads": 1, "vocab_size": 2304},
+        tokenizer_of="smollm2_135m",
+    ),
     "output-bias": Odd("llama", {"attention_bias": True, "num_key_value_heads": 1}),
     "bias-and-norm": Odd("qwen3", {"attention_bias": True, "head_dim": 64, "num_key_value_heads": 1}),
     "mistral": Odd("mistral", {"sliding_window": None, "head_dim": 64, "num_key_value_heads": 1}),

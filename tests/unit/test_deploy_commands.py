@@ -266,3 +266,15 @@ def test_documents_of_the_models_are_up_to_date(model: str) -> None:
         assert (LLMS / model / path).read_text() == text, f"{model}/{path} is out of date"
     for path in ("TODO.md", *(f"docs/development_progress/{name}.md" for name in DEVELOPMENT)):
         assert (LLMS / model / path).read_text().strip(), path
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [(64, (128,)), (128, (128,)), (129, (128, 256)), (200, (128, 256)), (1000, (128, 256, 512, 1024))],
+)
+def test_every_prompt_that_a_model_takes_has_its_bucket(longest: int, expected: tuple[int, ...]) -> None:
+    from llms.llama_kernel_builder.llama_loop import bucket_for, buckets_of
+
+    assert buckets_of(config(max_position=longest)) == expected
+    needed = {bucket_for(length, longest) for length in range(1, longest + 1)}
+    assert needed == set(expected)

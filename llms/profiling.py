@@ -38,8 +38,10 @@ class Prepared:
 def set_up(deployment: Deployment, n_tokens: int) -> Prepared:
     """Build the runner for a prompt of `n_tokens` and twice as many positions.
 
-    Raises TypeError for a foreign runner: its set-up cannot be told from its prefill.
+    A model that takes fewer positions gets a prompt of half of them: see `n_tokens` of the answer. Raises
+    TypeError for a foreign runner: its set-up cannot be told from its prefill.
     """
+    n_tokens = min(n_tokens, int(getattr(deployment.config(), "max_position", 2 * n_tokens)) // 2)
     runner = deployment.runner(2 * n_tokens, lite_mode=True)
     if not isinstance(runner, ProductionRunner):
         raise TypeError(f"{deployment.name}: a runner of type {type(runner).__name__} cannot be profiled")

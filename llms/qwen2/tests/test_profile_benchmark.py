@@ -18,7 +18,7 @@ def ready(deployment):
 def test_ttft(ready, npu_lock, npu_benchmark):
     with npu_lock:
         npu_benchmark(
-            lambda: first_token(ready), seq_len=PROMPT_TOKENS, breakdown=lambda: breakdown(ready, "prefill")
+            lambda: first_token(ready), seq_len=ready.n_tokens, breakdown=lambda: breakdown(ready, "prefill")
         )
 
 
@@ -26,5 +26,5 @@ def test_time_per_output_token(ready, npu_lock, npu_benchmark):
     with npu_lock:
         first_token(ready)
         npu_benchmark(
-            lambda: decode_one(ready), seq_len=PROMPT_TOKENS, breakdown=lambda: breakdown(ready, "decode")
+            lambda: decode_one(ready), seq_len=ready.n_tokens, breakdown=lambda: breakdown(ready, "decode")
         )

@@ -29,7 +29,7 @@ _PROJECTIONS = {
     "w_up": "up_proj",
     "w_down": "down_proj",
 }
-_BIASES = ("bq", "bk", "bv")
+_BIASES = ("bq", "bk", "bv", "bo")
 _NORMS = {"norm_w": "input_norm", "ffn_norm_w": "post_norm"}
 # Length along K of one pass of the cascade GEMV (mlir-air e972f2942, bf16_cascade).
 _CASCADE_STEP = 512
@@ -43,21 +43,22 @@ def describe_arithmetic(
     A GEMM in the low-precision tier is described as `drain`: that tier is a fault unless somebody asks
     for it, so the reference must not follow it. Raises ProgramError for a weight that no block uses.
     """
-    prefill = _phase(sequence.prefill_blocks(config, bucket))
+    prefill = _phase(sequence.prefill_blocks(config, bucket), config)
     if not npu_attn:
         prefill = replace(prefill, attention=AttentionArithmetic("host"))
     head = next(step.spec for step in sequence.lm_head(config).steps)
     return DeviceArithmetic(
         prefill=prefill,
-        decode=_phase(sequence.decode_blocks(config)),
+        decode=_phase(sequence.decode_blocks(config), config),
         lm_head=_linear(head),
         pad_token=config.pad_token,
     )
 
 
-def _phase(blocks: Iterable[Block]) -> PhaseArithmetic:
+def _phase(blocks: Iterable[Block], config: ModelConfig) -> PhaseArithmetic:
     linears: dict[str, LinearArithmetic] = {}
     roundings: dict[str, Rounding] = {}
+    widths: dict[str, int] = {}
     attention = AttentionArithmetic("host")
     for step in (step for block in blocks for step in block.steps):
         op, operands = step.spec.op, step.operands
@@ -70,7 +71,10 @@ def _phase(blocks: Iterable[Block]) -> PhaseArithmetic:
             linears["gate_proj"] = linears["up_proj"] = LinearArithmetic("gemv")
             roundings["post_norm"] = roundings["activation"] = _rounding(step.spec)
         elif op == "rms_norm":
-            roundings[_NORMS.get(operands["w"], "qk_norm")] = _rounding(step.spec)
+            role = _NORMS.get(operands["w"], "qk_norm")
+            roundings[role] = _rounding(step.spec)
+            if step.spec.dim("N") != (config.head_dim if role == "qk_norm" else config.emb_dim):
+                widths[role] = step.spec.dim("N")
         elif op == "rope":
             roundings["rope"] = _rounding(step.spec)
         elif op == "bias_add":
@@ -86,7 +90,7 @@ def _phase(blocks: Iterable[Block]) -> PhaseArithmetic:
     missing = sorted(set(_PROJECTIONS.values()) - set(linears))
     if missing:
         raise ProgramError(f"no block computes {', '.join(missing)}: its arithmetic cannot be described")
-    return PhaseArithmetic(linears, attention, roundings)
+    return PhaseArithmetic(linears, attention, roundings, widths)
 
 
 def _projection(step: Step) -> str:

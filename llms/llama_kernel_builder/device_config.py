@@ -143,10 +143,14 @@ def real_heads(array: Array, heads: int, config: ModelConfig) -> Array:
 
 
 def padded_heads(array: Array, config: ModelConfig) -> Array:
-    """[n, n_heads * head_dim] -> [n, padded query width]."""
+    """Attention output [n, n_heads * head_dim] -> [n, padded query width], zeros behind all heads.
+
+    Padded heads are attended on the host, so nothing needs the padding inside each head any more; behind all
+    of them it leaves the blocks of the output projection where they are without padding.
+    """
     c = device_config(config)
     if c.q_dim == config.q_dim:
         return array
     out = np.zeros((array.shape[0], c.q_dim), dtype=array.dtype)
-    out[:, head_columns(config, config.n_heads)] = array
+    out[:, : config.q_dim] = array
     return out

@@ -151,7 +151,7 @@ def _pad_layer(layer: LayerWeights, config: ModelConfig, c: ModelConfig) -> Laye
         "wq": pad_matrix(layer.wq, (c.q_dim, c.emb_dim), rows=q),
         "wk": pad_matrix(layer.wk, (c.kv_dim, c.emb_dim), rows=kv),
         "wv": pad_matrix(layer.wv, (c.kv_dim, c.emb_dim), rows=kv),
-        "wo": pad_matrix(layer.wo, (c.emb_dim, c.q_dim), cols=q),
+        "wo": pad_matrix(layer.wo, (c.emb_dim, c.q_dim)),
         "w_gate": pad_matrix(layer.w_gate, (c.hidden_dim, c.emb_dim)),
         "w_up": pad_matrix(layer.w_up, (c.hidden_dim, c.emb_dim)),
         "w_down": pad_matrix(layer.w_down, (c.emb_dim, c.hidden_dim)),

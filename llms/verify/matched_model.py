@@ -228,7 +228,8 @@ class MatchedModel:
     def _norm(self, module: Any, role: Role) -> Callable[[Any], Any]:
         def forward(x: Any) -> Any:
             self._counts["norm"] += 1
-            return elementwise.rms_norm(x, module.weight, module.variance_epsilon, self._now.rounding(role))
+            rounding, width = self._now.rounding(role), self._now.norm_widths.get(role, 0)
+            return elementwise.rms_norm(x, module.weight, module.variance_epsilon, rounding, width)
 
         return forward
 

@@ -90,18 +90,22 @@ class PhaseArithmetic:
 
     ``linears``: a :class:`LinearArithmetic` per projection, by Hugging Face's name (``q_proj`` ..
     ``down_proj``). ``roundings``: rounding of the element-wise launches by role; a role that is not named
-    runs on the host (f32, one cast, exact functions).
+    runs on the host (f32, one cast, exact functions). ``norm_widths``: by role of a norm, the length that its
+    rows are padded to with zeros; a role that is not named has the model's own.
     """
 
     linears: Mapping[str, LinearArithmetic]
     attention: AttentionArithmetic
     roundings: Mapping[str, Rounding] = field(default_factory=dict)
+    norm_widths: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         missing = [name for name in LINEARS if name not in self.linears]
         if missing:
             raise DescriptionError(f"no arithmetic is given for {', '.join(missing)}")
-        unknown = sorted(set(self.linears) - set(LINEARS)) + sorted(set(self.roundings) - set(ROLES))
+        unknown = sorted(set(self.linears) - set(LINEARS)) + sorted(
+            {*self.roundings, *self.norm_widths} - set(ROLES)
+        )
         if unknown:
             raise DescriptionError(f"unknown entries: {', '.join(unknown)}")
         bad = sorted({value for value in self.roundings.values() if value not in get_args(Rounding)})
@@ -118,6 +122,7 @@ class PhaseArithmetic:
             "linears": {name: asdict(self.linears[name]) for name in sorted(self.linears)},
             "attention": asdict(self.attention),
             "roundings": {name: self.roundings[name] for name in sorted(self.roundings)},
+            **({"norm_widths": dict(sorted(self.norm_widths.items()))} if self.norm_widths else {}),
         }
 
 

@@ -18,16 +18,24 @@ TANH_GRID = 2.0**-4.25
 published error of SiLU-and-Mul (1.024e-2), checked on that of GELU (8.41e-3)."""
 
 
-def rms_norm(x: Any, weight: Any, eps: float, rounding: str) -> Any:
+def rms_norm(x: Any, weight: Any, eps: float, rounding: str, width: int = 0) -> Any:
     """``x[..., N]`` times ``weight[N]`` over its root mean square, sum of squares in f32.
 
     On the device the reciprocal root, its product with x and the product with the weight each round.
+    ``width``: length of a row that is padded with zeros. The mean is over that many then, so eps shrinks by
+    N / width, and the bf16 weight is the model's times sqrt(N / width).
     """
     if rounding == "host":
         return final_norm(x, weight, eps)
     wide = x.float()
-    squares = (wide * wide).reshape(*wide.shape[:-1], -1, LANES).sum(-2).sum(-1, keepdim=True)
-    scale = 1.0 / torch.sqrt(squares / x.shape[-1] + eps)
+    whole = torch.nn.functional.pad(wide, (0, -wide.shape[-1] % LANES))
+    squares = (whole * whole).reshape(*whole.shape[:-1], -1, LANES).sum(-2).sum(-1, keepdim=True)
+    count = x.shape[-1]
+    if width > count:
+        eps *= count / width
+        weight = (weight.float() * (count / width) ** 0.5).to(torch.bfloat16)
+        count = width
+    scale = 1.0 / torch.sqrt(squares / count + eps)
     scaled = cast(wide * cast(scale, rounding).float(), rounding)
     return cast(scaled.float() * weight.float(), rounding)
 

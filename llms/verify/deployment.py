@@ -35,6 +35,8 @@ from llms.verify.topk import N_TOKENS, K
 
 ADAPTER = "verify_adapter.py"
 MAX_SEQ = 2048
+# Positions that hold every chat prompt of the sets with its generation: nothing has to be encoded to know it.
+_ROOMY = 512
 CONFIG_FIELDS = ("n_layers", "emb_dim", "n_kv_heads", "head_dim")
 _FUNCTIONS = ("resolve_model", "build_config", "build_runner")
 _RUNNER_MEMBERS = ("name", "prefill", "decode_step")
@@ -233,10 +235,22 @@ class Deployment:
 
     @cached_property
     def prompt_style(self) -> PromptStyle:
-        """The style that fits the model: its choice when that names a style, else by its chat template."""
+        """The style that fits the model: its choice when that names a style, else by its chat template.
+
+        Chat templates are long: a model whose positions do not hold one prompt of the set and its generation
+        gets plain prompts.
+        """
         if self.choice in STYLES:
-            return "instruct" if self.choice == "instruct" else "base"
-        return "instruct" if getattr(self.tokenizer, "chat_template", None) else "base"
+            return "instruct" if self.choice == "instruct" and self._chat_fits() else "base"
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        return "instruct" if has_template and self._chat_fits() else "base"
+
+    def _chat_fits(self) -> bool:
+        limit = getattr(self.config(), "max_position", None)
+        if limit is None or limit >= _ROOMY or not getattr(self.tokenizer, "chat_template", None):
+            return True
+        longest = max(len(self.encode(text, "instruct")) for text in load_prompts("instruct"))
+        return longest + N_TOKENS <= int(limit)
 
     def encode(self, text: str, style: PromptStyle | None = None) -> EncodedPrompt:
         """Encode one prompt in the given style (default: the model's), chat template applied once."""

@@ -89,8 +89,8 @@ def write_all(facts: Facts, target: Path) -> list[Path]:
     development.mkdir(parents=True, exist_ok=True)
     written = [
         _write_timing(development / "phase_timing.md", facts),
-        _write_state(target / "TODO.md", facts, _todo(facts)),
-        _write_state(development / "progress.md", facts, _progress(facts)),
+        _write_state(target, Path("TODO.md"), facts, _todo(facts)),
+        _write_state(target, Path("docs/development_progress/progress.md"), facts, _progress(facts)),
     ]
     if facts.run_folder is not None and (facts.run_folder / "evaluation_report.md").is_file():
         copy = target / "docs" / "evaluation_report.md"
@@ -128,11 +128,12 @@ def _write_timing(path: Path, facts: Facts) -> Path:
     return _put(path, [old.rstrip("\n"), *new])
 
 
-def _write_state(path: Path, facts: Facts, state: Sequence[str]) -> Path:
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
-    elif (facts.model.folder / path.name).is_file():
-        text = (facts.model.folder / path.name).read_text(encoding="utf-8")
+def _write_state(target: Path, place: Path, facts: Facts, state: Sequence[str]) -> Path:
+    """Replace what stands between the marks; the rest comes from the target, else from the model's folder."""
+    path = target / place
+    old = next((p for p in (path, facts.model.folder / place) if p.is_file()), None)
+    if old is not None:
+        text = old.read_text(encoding="utf-8")
     else:
         text = f"# {facts.title}\n\n{BEGIN}\n{END}\n"
     if BEGIN not in text or END not in text.split(BEGIN, 1)[1]:

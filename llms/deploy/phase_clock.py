@@ -19,7 +19,11 @@ _spent = 0.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Time every look into the artefact store: it compiles what it does not have."""
+    """Time every look into the artefact store: it compiles what it does not have.
+
+    Folders outside of this project lack its pytest settings, so the marker of long tests is made known here.
+    """
+    config.addinivalue_line("markers", "slow: takes more than about 20 s")
     if not os.environ.get(ENV):
         return
     from llms.llama_kernel_builder.artefacts import ArtefactStore

@@ -132,10 +132,8 @@ def _write_state(target: Path, place: Path, facts: Facts, state: Sequence[str]) 
     """Replace what stands between the marks; the rest comes from the target, else from the model's folder."""
     path = target / place
     old = next((p for p in (path, facts.model.folder / place) if p.is_file()), None)
-    if old is not None:
-        text = old.read_text(encoding="utf-8")
-    else:
-        text = f"# {facts.title}\n\n{BEGIN}\n{END}\n"
+    fresh = f"# {facts.title}\n\n{BEGIN}\n{END}\n"
+    text = old.read_text(encoding="utf-8") if old is not None else fresh
     if BEGIN not in text or END not in text.split(BEGIN, 1)[1]:
         text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
     before, rest = text.split(BEGIN, 1)

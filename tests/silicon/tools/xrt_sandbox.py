@@ -30,7 +30,6 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[2]
 EXPECTED_XRT = "2.25"
 SUITE = "sid"
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
 PACKAGES = (
     "python3",
     "python3-jinja2",
@@ -155,7 +154,7 @@ def _build(folder: Path, root: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=folder))
     work.chmod(0o755)
     _say(f"building the XRT sandbox in {root} (once; about 300 MB of packages)")
-    _call([_debootstrap(), "--variant=minbase", SUITE, str(work), _mirror()], "debootstrap")
+    _call([_debootstrap(), "--variant=minbase", SUITE, str(work), *_mirror()], "debootstrap")
     install = ["apt-get", "-q", "-y", "-o", "Acquire::Retries=3", "-o", "Dpkg::Options::=--force-unsafe-io"]
     _call(["chroot", str(work), *install, "install", "--no-install-recommends", *PACKAGES], "apt-get install")
     _call(["chroot", str(work), "apt-get", "clean"], "apt-get clean")
@@ -205,15 +204,15 @@ def _debootstrap() -> str:
     return shutil.which("debootstrap") or "debootstrap"
 
 
-def _mirror() -> str:
-    """The Debian mirror that apt already uses here."""
+def _mirror() -> list[str]:
+    """The Debian mirror that apt already uses here; without one debootstrap takes its own default."""
     if not shutil.which("apt-get"):
-        return DEFAULT_MIRROR
+        return []
     listed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(SITE)"], capture_output=True, text=True, check=False
     )
     sites = [s for s in listed.stdout.split() if s.rstrip("/").endswith("/debian") and "security" not in s]
-    return sites[0] if sites else DEFAULT_MIRROR
+    return sites[:1]
 
 
 def _call(command: list[str], what: str) -> None:

@@ -112,10 +112,10 @@ class Sandbox:
 
 
 def cache_folder() -> Path:
-    """Where sandboxes are kept: `$NPU_SANDBOX_CACHE`, else below the user's cache folder."""
-    own = os.environ.get("NPU_SANDBOX_CACHE")
+    """Where sandboxes are kept: below the cache of the project, which `$PYTEST_NPU_CACHE` moves."""
+    own = os.environ.get("PYTEST_NPU_CACHE")
     if own:
-        return Path(own)
+        return Path(own).expanduser().absolute() / "sandbox"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-npu" / "sandbox"
 
 

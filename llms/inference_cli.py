@@ -154,9 +154,11 @@ def _print_breakdown(session: Session) -> None:
 
 
 def _compile(adapter: Any) -> int:
+    from .llama_kernel_builder.driver import current
     from .session import compile_all
 
-    for program, artefact in compile_all(adapter.inference, adapter.build_config()):
+    device = current().name
+    for program, artefact in compile_all(adapter.inference, adapter.build_config(), device=device):
         print(f"{'built' if artefact.built else 'kept '} {program:28} {artefact.path.name}")
     return 0
 

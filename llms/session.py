@@ -21,7 +21,7 @@ from .llama_kernel_builder import host_ops, timeline
 from .llama_kernel_builder.artefacts import Artefact, ArtefactStore
 from .llama_kernel_builder.block_runner import BlockRunner
 from .llama_kernel_builder.cache import KernelCache
-from .llama_kernel_builder.driver import current
+from .llama_kernel_builder.driver import TWIN, current
 from .llama_kernel_builder.exceptions import SequenceTooLong
 from .llama_kernel_builder.llama_loop import BUCKETS, KernelSequence, all_programs, bucket_for
 from .llama_kernel_builder.model_config import ModelConfig
@@ -29,7 +29,7 @@ from .llama_kernel_builder.profiler import Profiler
 from .llama_kernel_builder.resident import ResidentCache
 from .llama_kernel_builder.rope_table import rope_table
 from .llama_kernel_builder.timeline import Timeline
-from .llama_kernel_builder.toolchain import Toolchain, TwinToolchain, toolchain_for
+from .llama_kernel_builder.toolchain import Toolchain, toolchain_for
 from .llama_kernel_builder.weights import ModelWeights, load_weights, pad_weights
 
 Array = np.ndarray[Any, Any]
@@ -96,11 +96,11 @@ def compile_all(
     module: InferenceModule,
     config: ModelConfig,
     *,
-    toolchain: Toolchain | None = None,
+    device: str = TWIN,
     folder: Path | None = None,
 ) -> Iterator[tuple[str, Artefact]]:
-    """Compile every prefill bucket and the decode ELFs; needs no weights, no device and no lock."""
-    store = ArtefactStore(folder or artefact_folder(module.MODEL), toolchain or TwinToolchain())
+    """Compile every prefill bucket and the decode ELFs for a device; needs neither weights nor the device."""
+    store = ArtefactStore(folder or artefact_folder(module.MODEL), toolchain_for(device, module.MODEL))
     for program in all_programs(module.SEQUENCE, config):
         yield program.name, store.get(program)
 
@@ -138,7 +138,7 @@ class Session:
         self.driver = current()
         self.profiler = Profiler(self.driver.clock)
         folder = artefacts if artefacts is not None else artefact_folder(module.MODEL)
-        toolchain = toolchain if toolchain is not None else toolchain_for(self.driver.name, module.MODEL)
+        toolchain = toolchain or toolchain_for(self.driver.name, module.MODEL)
         cache = ResidentCache if resident else KernelCache
         self.cache: KernelCache = cache(
             folder, driver=self.driver, profiler=self.profiler, toolchain=toolchain, shared_nonstatic=True

@@ -146,7 +146,8 @@ class Launch:
 
     ``dims``, ``method`` and operand names follow ``npu_twin.opset``; ``tile`` and ``herd`` (columns or rows
     of cores by kernel) are what the constraint check and the cost model need; ``rounding`` is the core's
-    rounding mode, empty for the operation's default.
+    rounding mode, empty for the operation's default; ``symbol`` and ``object_file`` name the external object
+    code, empty where nothing depends on it.
     """
 
     name: str
@@ -158,6 +159,8 @@ class Launch:
     tile: Mapping[str, int] = field(default_factory=FrozenMap)
     herd: tuple[int, int] = (1, 1)
     rounding: str = ""
+    symbol: str = ""
+    object_file: str = ""
 
     def __post_init__(self) -> None:
         where = f"launches.{self.name}"
@@ -186,6 +189,9 @@ class Launch:
                 f"got {', '.join(self.dims) or 'none'}",
                 f"{where}.dims",
             )
+        for key in ("symbol", "object_file"):
+            if not isinstance(getattr(self, key), str):
+                raise ListingError(f"must be a text, not {getattr(self, key)!r}", f"{where}.{key}")
         for key, value in (*self.dims.items(), *self.tile.items()):
             _check_int(value, f"{where}.{key}")
         if not isinstance(self.herd, tuple) or len(self.herd) != 2:
@@ -349,7 +355,7 @@ class Listing:
                 item,
                 where,
                 {"name", "op", "dims", "operands"},
-                {"method", "attrs", "tile", "herd", "rounding"},
+                {"method", "attrs", "tile", "herd", "rounding", "symbol", "object_file"},
             )
             fields = dict(item)
             fields["operands"] = {}
@@ -428,6 +434,7 @@ def _launch_mapping(launch: Launch) -> dict[str, Any]:
             operands[key]["offset"] = operand.offset
         if operand.shape is not None:
             operands[key]["shape"] = list(operand.shape)
+    code = {"symbol": launch.symbol, "object_file": launch.object_file}
     return {
         "name": launch.name,
         "op": launch.op,
@@ -437,6 +444,7 @@ def _launch_mapping(launch: Launch) -> dict[str, Any]:
         "tile": dict(launch.tile),
         "herd": list(launch.herd),
         "rounding": launch.rounding,
+        **{key: value for key, value in code.items() if value},
         "operands": operands,
     }
 

@@ -16,7 +16,7 @@ from .exceptions import BadArgument, UnknownKernel
 from .profiler import Profiler
 from .program import Buffer, Program
 from .runtime import HostRuntime
-from .toolchain import Toolchain, TwinToolchain
+from .toolchain import Toolchain, toolchain_for
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +41,8 @@ class KernelCache:
 
     Buffers belong to a set named by `bo_key` (default: the kernel's name); `shared_nonstatic` lets
     all sets of one kernel share every buffer but the static ones. Results are always copies: the
-    next call never changes an array that was returned before.
+    next call never changes an array that was returned before. Without a `toolchain` it is the one of the
+    driver's device.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class KernelCache:
         shared_nonstatic: bool = False,
     ) -> None:
         self.driver = driver if driver is not None else current()
-        self.store = ArtefactStore(folder, toolchain if toolchain is not None else TwinToolchain())
+        self.store = ArtefactStore(folder, toolchain or toolchain_for(self.driver.name))
         self.profiler = profiler if profiler is not None else Profiler(self.driver.clock)
         self.shared_nonstatic = shared_nonstatic
         self._runtime: HostRuntime | None = None

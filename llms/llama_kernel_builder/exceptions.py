@@ -52,7 +52,8 @@ class ArtefactMissing(ToolkitError):
         self.programs = programs
         super().__init__(
             f"no compiled artefact for {', '.join(programs)} in {where}; "
-            "build them with the mlir-air toolchain and list them in manifest.json"
+            "build them with the mlir-air toolchain and list them in its manifest.json, or name another "
+            "folder with $NPU_ARTEFACTS"
         )
 
 

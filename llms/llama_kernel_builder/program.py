@@ -10,6 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from .backend import STANDALONE_TILING, BackendOptions, options_of
 from .exceptions import ProgramError
 from .specs import DTYPE_BYTES, KernelSpec, Shape
 
@@ -70,16 +71,30 @@ class Launch:
 
 @dataclass(frozen=True)
 class Program:
-    """What becomes one ELF. Validated on construction (ProgramError says which launch and operand)."""
+    """What becomes one ELF. Validated on construction (ProgramError says which launch and operand).
+
+    `options` of the back end follow from the launches when none are given. `placeholders` are arguments that
+    no launch uses on purpose.
+    """
 
     name: str
     buffers: tuple[Buffer, ...]
     launches: tuple[Launch, ...]
-    options: tuple[tuple[str, str], ...] = ()
+    options: BackendOptions | None = None
     placeholders: frozenset[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
         _validate(self)
+
+    @cached_property
+    def backend(self) -> BackendOptions:
+        """Options of the back end for this ELF."""
+        return self.options or options_of(launch.spec for launch in self.launches)
+
+    @property
+    def instance_name(self) -> str:
+        """Function of the module: the kernel is looked up by it, whatever the artefact is called."""
+        return self.name
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -94,7 +109,11 @@ class Program:
         """The program as JSON-able data: what a toolchain compiles and what the cache key covers."""
         return {
             "name": self.name,
-            "options": dict(self.options),
+            "options": {
+                "instance_name": self.instance_name,
+                **self.backend.request(),
+                "placeholders": sorted(self.placeholders),
+            },
             "arguments": [
                 {"name": b.name, "shape": list(b.shape), "dtype": b.dtype, "role": b.role}
                 for b in self.buffers
@@ -118,7 +137,8 @@ def leaf_program(name: str, spec: KernelSpec) -> Program:
             role = "intermediate"
         buffers.append(Buffer(operand, sig.shape, sig.dtype, role))
     refs = tuple((operand, OperandRef(operand)) for operand in spec.signature())
-    return Program(name, tuple(buffers), (Launch(name, spec, refs),))
+    options = options_of([spec], tiling=STANDALONE_TILING)
+    return Program(name, tuple(buffers), (Launch(name, spec, refs),), options)
 
 
 def _launch_request(launch: Launch) -> dict[str, Any]:
@@ -139,6 +159,8 @@ def _launch_request(launch: Launch) -> dict[str, Any]:
         "attrs": dict(spec.attrs),
         "tile": dict(spec.tile),
         "herd": list(spec.herd),
+        "symbol": spec.symbol,
+        "object_file": spec.object_file,
         "operands": operands,
     }
     if spec.rounding is not None:

@@ -29,8 +29,8 @@ class KernelSpec:
     `dims`, `tile` and `attrs` are sorted tuples of pairs so that equal specs hash equally.
     `herd` is (columns, rows) of the compute array. `rounding` overrides the mode of the core
     (`floor` or `nearest_even`); None leaves the toolchain's default for the op.
-    `symbol` and `object_file` name the external object code: they carry the tile because the object
-    is compiled for it (an object of another tile gives wrong numbers, mlir-air kernel registry).
+    `symbol` and `object_file` name the external object code: they carry what the object is compiled for (an
+    object of another tile gives wrong numbers, mlir-air kernel registry).
     """
 
     op: str
@@ -77,13 +77,19 @@ class KernelSpec:
 
     @property
     def symbol(self) -> str:
-        """External symbol of the object code, unique per op, method, tile and (GEMV) K.
+        """External symbol of the object code, unique per everything the object is compiled for.
 
-        Two GEMVs of different K in one ELF need two symbols: their buffer types differ.
+        That is op, method, tile, attributes (eps, mask), rounding, an f32 result, and the dimensions in
+        `_BAKED_DIMS`: two GEMVs of different K in one ELF have buffers of different types, attention is
+        compiled for its head size (mlir-air rules V8, F14).
         """
-        tiles = "_".join(f"{key.replace('tile_', '')}{value}" for key, value in self.tile)
-        depth = f"k{self.dim('K')}" if self.op in ("gemv", "gemv_add") else ""
-        return "_".join(part for part in (self.op, self.method.replace("-", ""), depth, tiles) if part)
+        parts = [self.op, self.method.replace("-", "")]
+        parts += [f"{name.lower()}{self.dim(name)}" for name in _BAKED_DIMS.get(self.op, ())]
+        parts += [f"{key.replace('tile_', '')}{value}" for key, value in self.tile]
+        parts += [f"{key}{_word(value)}" for key, value in self.attrs]
+        parts += [self.dtype_out] if self.dtype_out != "bf16" else []
+        parts += [self.rounding] if self.rounding is not None else []
+        return "_".join(part for part in parts if part)
 
     @property
     def object_file(self) -> str:
@@ -103,6 +109,22 @@ class KernelSpec:
         dims = " ".join(f"{key}={value}" for key, value in sorted(self.dims, key=_reading_order))
         tile = " ".join(f"{key}={value}" for key, value in self.tile)
         return f"{self.op}[{dims}] {self.method} tile({tile}) herd {self.herd[0]}x{self.herd[1]}"
+
+
+# Dimensions that object code is compiled for; the others are loop counts of the module around it.
+_BAKED_DIMS = {
+    "gemv": ("K",),
+    "gemv_add": ("K",),
+    "norm_gateup_swiglu": ("emb",),
+    "rms_norm": ("N",),
+    "rope": ("head_dim",),
+    "flash_attention": ("head_dim",),
+}
+
+
+def _word(value: Scalar) -> str:
+    """A value as part of a C identifier."""
+    return str(value).lower().replace("-", "m").replace(".", "p").replace("+", "")
 
 
 def _reading_order(dim: tuple[str, int]) -> tuple[int, str]:

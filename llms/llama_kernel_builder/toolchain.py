@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .exceptions import ArtefactMissing, CompileFailed
+from .exceptions import ArtefactMissing, CompileFailed, ToolkitError
 from .program import Program
 
 MANIFEST = "manifest.json"
 ARTEFACTS_ENV = "NPU_ARTEFACTS"
+TOOLCHAIN_ENV = "NPU_TOOLCHAIN"
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,11 @@ class Toolchain(Protocol):
         """Write the artefact of `program` to `destination`. Raises CompileFailed with the diagnosis.
 
         Everything a build needs is in the program: per launch op, dims, operand dtypes, method, tile, herd,
-        rounding, external symbol and object file; per ELF the buffers and the backend options. Returns how
-        to load the artefact; None: a full ELF whose kernel has the program's name. An instruction stream
-        goes next to the artefact, with the suffix `.insts`.
+        rounding, external symbol and object file; per ELF the buffers, the instance name and the options of
+        the back end. The program's digest covers all of it.
+
+        Returns how to load the artefact; None: a full ELF whose kernel has the program's name. An instruction
+        stream goes next to the artefact, with the suffix `.insts`.
         """
         ...
 
@@ -136,7 +140,7 @@ class PrebuiltToolchain:
         return tuple(program.name for program in programs if not self._has(program))
 
 
-def prebuilt_folder(model: str) -> Path:
+def prebuilt_folder(model: str = "") -> Path:
     """Where the artefacts of a model for silicon are expected.
 
     `$NPU_ARTEFACTS/<model>` if it has a manifest, else `$NPU_ARTEFACTS`; without the variable a folder of
@@ -151,6 +155,34 @@ def prebuilt_folder(model: str) -> Path:
     return root / model if (root / model / MANIFEST).is_file() else root
 
 
-def toolchain_for(device: str, model: str) -> Toolchain:
-    """The toolchain of a device: the twin compiles, silicon is served what was built elsewhere."""
-    return TwinToolchain() if device == "twin" else PrebuiltToolchain(prebuilt_folder(model), required=False)
+def toolchain_for(device: str, model: str = "") -> Toolchain:
+    """The toolchain of a device: the twin compiles, silicon is served what was built elsewhere.
+
+    `$NPU_TOOLCHAIN` (`module:factory`) puts another one in for both; the factory is called with device and
+    model and returns a `Toolchain`. Raises ToolkitError for a value that names none.
+    """
+    named = os.environ.get(TOOLCHAIN_ENV)
+    return _named_toolchain(named, device, model) if named else _DEFAULTS[device](model)
+
+
+def _prebuilt(model: str) -> Toolchain:
+    return PrebuiltToolchain(prebuilt_folder(model), required=False)
+
+
+_DEFAULTS: Mapping[str, Callable[[str], Toolchain]] = {"twin": lambda _: TwinToolchain(), "npu2": _prebuilt}
+
+
+def _named_toolchain(named: str, device: str, model: str) -> Toolchain:
+    module, _, factory = named.partition(":")
+    try:
+        made: Toolchain = getattr(importlib.import_module(module), factory)(device, model)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ToolkitError(
+            f"{TOOLCHAIN_ENV}='{named}' gives no toolchain ({type(error).__name__}: {error}); it must be "
+            "'module:factory', importable here, and factory(device, model) must return the toolchain"
+        ) from error
+    if not callable(getattr(made, "compile", None)) or not isinstance(getattr(made, "identity", None), str):
+        raise ToolkitError(
+            f"{TOOLCHAIN_ENV}='{named}' made a {type(made).__name__} without identity or compile"
+        )
+    return made

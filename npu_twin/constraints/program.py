@@ -36,6 +36,10 @@ class NamedLaunch(LaunchLike, Protocol):
     """A launch of a program."""
 
     @property
+    def symbol(self) -> str:
+        """External symbol of its object code; empty where nothing depends on it."""
+
+    @property
     def name(self) -> str:
         """Name within the program."""
 
@@ -158,8 +162,8 @@ def _symbols(launches: list[NamedLaunch]) -> Findings:
     """Launches that name the same external symbol must agree on what it was compiled for."""
     seen: dict[str, NamedLaunch] = {}
     for launch in launches:
-        symbol = launch.attrs.get("symbol")
-        if symbol is None:
+        symbol = launch.attrs.get("symbol") or launch.symbol
+        if not symbol:
             continue
         first = seen.setdefault(symbol, launch)
         names = {"symbol": symbol, "launches": f"{first.name}, {launch.name}"}

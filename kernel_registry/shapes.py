@@ -136,10 +136,13 @@ def _prefill(
 def _decode(
     emb: int, hidden: int, heads: int, kv_heads: int, hd: int, vocab: int, bias: bool, qk_norm: bool
 ) -> Iterator[Request]:
+    from npu_twin.constraints import gemv_slices
+
     q, kv = heads * hd, kv_heads * hd
     yield Request("rms_norm", (1, emb))
     for m, k in ((q, emb), (kv, emb), (emb, q), (hidden, emb), (emb, hidden)):
-        yield Request("gemv", (m, k))
+        for part in gemv_slices(m, k) or (k,):
+            yield Request("gemv", (m, part))
     yield from _heads(1, heads, kv_heads, hd, bias, qk_norm)
     yield Request("eltwise_add", (emb,))
     yield Request("silu_mul", (hidden,))

@@ -61,10 +61,10 @@ def _phase(blocks: Iterable[Block], config: ModelConfig) -> PhaseArithmetic:
     widths: dict[str, int] = {}
     attention = AttentionArithmetic("host")
     for step in (step for block in blocks for step in block.steps):
-        op, operands = step.spec.op, step.operands
+        op, operands = step.spec.op, step.names
         if op in ("gemm", "gemv", "gemv_add"):
             name = _projection(step)
-            linears[name] = _linear(step.spec)
+            linears[name] = _add_slice(linears.get(name), _linear(step.spec), step)
             if op == "gemv_add":
                 roundings["attn_add" if name == "o_proj" else "mlp_add"] = "nearest_even"
         elif op == "norm_gateup_swiglu":
@@ -83,6 +83,8 @@ def _phase(blocks: Iterable[Block], config: ModelConfig) -> PhaseArithmetic:
             roundings["activation"] = _rounding(step.spec)
         elif op == "eltwise_add" and operands["b"] in _BIASES:
             roundings["bias"] = _rounding(step.spec)
+        elif op == "eltwise_add" and operands["b"].startswith("down"):
+            linears["down_proj"] = replace(linears["down_proj"], joined=_rounding(step.spec))
         elif op == "eltwise_add":
             roundings["mlp_add" if "down_proj" in linears else "attn_add"] = _rounding(step.spec)
         elif op == "flash_attention":
@@ -94,14 +96,21 @@ def _phase(blocks: Iterable[Block], config: ModelConfig) -> PhaseArithmetic:
 
 
 def _projection(step: Step) -> str:
-    weight = step.operands["b" if step.spec.op == "gemm" else "w"]
+    weight = step.names["b" if step.spec.op == "gemm" else "w"]
     try:
-        return _PROJECTIONS[weight]
+        return _PROJECTIONS[weight.rstrip("0123456789")]
     except KeyError:
         raise ProgramError(
             f"launch '{step.label}' multiplies by '{weight}', which is no weight of a layer; "
             f"known: {', '.join(_PROJECTIONS)}"
         ) from None
+
+
+def _add_slice(before: LinearArithmetic | None, new: LinearArithmetic, step: Step) -> LinearArithmetic:
+    """A weight in numbered parts (`w_down0`, `w_down1`) is one projection in slices of K."""
+    if not step.names["b" if step.spec.op == "gemm" else "w"][-1].isdigit():
+        return new
+    return replace(new, slices=(*(before.slices if before is not None else ()), step.spec.dim("K")))
 
 
 def _linear(spec: KernelSpec) -> LinearArithmetic:

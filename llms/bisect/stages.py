@@ -7,7 +7,7 @@ read from the deployment's programs: a program that wires `gate` where `up` belo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,8 +81,8 @@ class Stages:
             return self._linear(get("attn"), w["wo"], "o_proj")
         if name in ("gate", "up"):
             return self._linear(get("ffn_normed"), w[f"w_{name}"], f"{name}_proj")
-        if name == "down":
-            return self._linear(get("swiglu"), w["w_down"], "down_proj")
+        if name == "down" or name.removeprefix("down").isdigit():
+            return self._down(name, get)
         if name.endswith("_biased"):
             bias = w["bo" if name == "proj_biased" else f"b{name[0]}"]
             rows = self._rows(get(name.removesuffix("_biased")))
@@ -108,6 +108,16 @@ class Stages:
 
     def _linear(self, x: Array, weight: Array, projection: str) -> Expectation:
         return linear(self._rows(x), weight, self.how.linears[projection])
+
+    def _down(self, name: str, get: Lookup) -> Expectation:
+        """The down projection, or the part of it (`down0`) that one of its slices of columns gives."""
+        how, weight = self.how.linears["down_proj"], self.weights["w_down"]
+        x = self._rows(get("swiglu"))
+        if name == "down":
+            return linear(x, weight, how)
+        number = int(name.removeprefix("down"))
+        columns = slice(sum(how.slices[:number]), sum(how.slices[: number + 1]))
+        return linear(x[:, columns], weight[:, columns], replace(how, slices=()))
 
     def _norm(self, x: Array, weight: Array, eps: float, role: Any) -> Expectation:
         from llms.verify.arithmetic import elementwise

@@ -316,15 +316,24 @@ class _Pass:
             if name in ("table_q", "table_k"):
                 self._table(call, name, held, "static")
                 continue
-            key = ARGUMENTS.get(name, name)
+            key, columns = self._weight_of(name)
             wanted = self.stages.weights.get(key)
             if wanted is None:
                 continue
-            laid_out = wanted.T if self.path == "prefill" and wanted.ndim == 2 else wanted
+            laid_out = wanted.T if self.path == "prefill" and wanted.ndim == 2 else wanted[..., columns]
             ok = held.shape == laid_out.shape and np.array_equal(_bits(held), _bits(laid_out))
             note = "" if ok else f"argument '{name}' is not {key} of the checkpoint{self._whose(held, key)}"
             figure = cosine(held, laid_out) if held.shape == laid_out.shape else float("nan")
             self.add(self.layer, kernel, name, "static", ok, cosine=figure, note=note)
+
+    def _weight_of(self, name: str) -> tuple[str, slice]:
+        """Weight that a static argument holds, and which of its columns (`w_down1`: the second slice)."""
+        key = ARGUMENTS.get(name, name)
+        whole = key.rstrip("0123456789")
+        if whole == key:
+            return key, slice(None)
+        number, widths = int(key[len(whole) :]), self.how.linears["down_proj"].slices
+        return whole, slice(sum(widths[:number]), sum(widths[: number + 1]))
 
     def _whose(self, held: Array, key: str) -> str:
         for layer in (self.layer, *(i for i in range(self.truth.config.n_layers) if i != self.layer)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .program import Buffer, Program, leaf_program
+from .program import Buffer, OperandRef, Program, leaf_program
 from .specs import KernelSpec
 from .stitch import Part, stitch
 
@@ -18,11 +18,16 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel of a block: label, spec, and the block buffer of each operand."""
+    """One kernel of a block: label, spec, and the block buffer of each operand, whole or a part of it."""
 
     label: str
     spec: KernelSpec
-    operands: Mapping[str, str]
+    operands: Mapping[str, str | OperandRef]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Name of the buffer of each operand."""
+        return {key: ref if isinstance(ref, str) else ref.buffer for key, ref in self.operands.items()}
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Block:
         for step in self.steps:
             signature = step.spec.signature()
             roles = {}
-            for operand, name in step.operands.items():
+            for operand, name in step.names.items():
                 if signature[operand].written:
                     roles[name] = "intermediate" if operand == "scratch" else "output"
                 else:

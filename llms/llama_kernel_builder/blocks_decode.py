@@ -1,7 +1,8 @@
 """Decode ELFs of the Llama family: one row, GEMVs instead of GEMMs, attention on the host between them.
 
 The eight-launch form of O+FFN has no K % 512 rule (that one belongs to the cascade GEMV with residual add),
-so it is legal for every width. The sum of squares of the norms is f32.
+so it is legal for every width. The sum of squares of the norms is f32. Where no GEMV holds the columns of the
+down projection (hidden 14336 and 18944 of the published 8B and 7B sizes), it is one GEMV per slice of them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from . import kernels
 from .block import Block, Step, given, inner, make_block, result, static
 from .blocks_prefill import before_rope, projected, split_at, splits_qkv, v_name
-from .device_config import device_config, ffn_form, norm_eps
+from .device_config import device_config, ffn_form, gemv_slices, norm_eps
 from .model_config import ModelConfig
-from .program import Buffer
+from .program import Buffer, OperandRef
 
 
 def gemv_name(config: ModelConfig) -> str:
@@ -160,15 +161,44 @@ def _split(config: ModelConfig) -> tuple[Block, ...]:
             Step("silu_mul", kernels.silu_mul(h), {"gate": "gate", "up": "up", "out": "swiglu"}),
         ],
     )
+    buffers, steps = _gemv_in_slices("down", e, h, "swiglu")
     down = make_block(
         "down_gemv_add",
-        [given("swiglu", h), static("w_down", e, h), inner("down", e), given("res1", e), result("out", e)],
-        [
-            Step("down_gemv", kernels.gemv(e, h), {"w": "w_down", "x": "swiglu", "out": "down"}),
-            Step("ffn_add", add, {"a": "down", "b": "res1", "out": "out"}),
-        ],
+        [given("swiglu", h), *buffers, given("res1", e), result("out", e)],
+        [*steps, Step("ffn_add", add, {"a": "down", "b": "res1", "out": "out"})],
     )
     return output, gates, down
+
+
+def _gemv_in_slices(out: str, rows: int, k: int, x: str) -> tuple[list[Buffer], list[Step]]:
+    """`out` = w_`out` [rows, k] x `x`: one GEMV, or the sum of one per slice of columns (`gemv_slices`)."""
+    slices = gemv_slices(rows, k)
+    if len(slices) == 1:
+        operands = {"w": f"w_{out}", "x": x, "out": out}
+        return [static(f"w_{out}", rows, k), inner(out, rows)], [
+            Step(f"{out}_gemv", kernels.gemv(rows, k), operands)
+        ]
+    buffers: list[Buffer] = []
+    steps: list[Step] = []
+    for number, part in enumerate(slices):
+        width = part.stop - part.start
+        buffers += [static(f"w_{out}{number}", rows, width), inner(f"{out}{number}", rows)]
+        columns = OperandRef(x, part.start, (width,))
+        steps.append(
+            Step(
+                f"{out}_gemv{number}",
+                kernels.gemv(rows, width),
+                {"w": f"w_{out}{number}", "x": columns, "out": f"{out}{number}"},
+            )
+        )
+    total = f"{out}0"
+    for number in range(1, len(slices)):
+        target = out if number == len(slices) - 1 else f"{out}_sum{number}"
+        buffers.append(inner(target, rows))
+        operands = {"a": total, "b": f"{out}{number}", "out": target}
+        steps.append(Step(f"{out}_sum{number}", kernels.eltwise_add(rows), operands))
+        total = target
+    return buffers, steps
 
 
 # Rows of one LM-head partition that every published K allows (mlir-air kernel registry).

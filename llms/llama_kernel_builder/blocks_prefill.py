@@ -34,8 +34,8 @@ def split_at(block: Block, label: str, names: tuple[str, str]) -> tuple[Block, B
     """The same steps as two ELFs, the second from step `label` on; what passes between visits the host."""
     place = [step.label for step in block.steps].index(label)
     parts = (block.steps[:place], block.steps[place:])
-    written = [{step.operands["out"] for step in steps} for steps in parts]
-    used = [{name for step in steps for name in step.operands.values()} for steps in parts]
+    written = [{step.names["out"] for step in steps} for steps in parts]
+    used = [{name for step in steps for name in step.names.values()} for steps in parts]
     crossing = written[0] & used[1]
     first = tuple(
         replace(buffer, role="output") if buffer.name in crossing else buffer
@@ -219,10 +219,10 @@ def _ffn_parts(
 def _join(name: str, parts: tuple[_Part, ...], outputs: tuple[str, ...]) -> Block:
     """A block of these parts; what no part writes and no weight is comes from outside."""
     shapes: dict[str, tuple[int, ...]] = {}
-    written = {step.operands["out"] for step, _ in parts}
+    written = {step.names["out"] for step, _ in parts}
     for step, brought in parts:
         shapes.update(brought)
-        for operand, buffer in step.operands.items():
+        for operand, buffer in step.names.items():
             shapes.setdefault(buffer, step.spec.signature()[operand].shape)
     makers = {
         key: result

@@ -27,6 +27,38 @@ DEVICE_HEAD_DIMS = (64, 128)
 LARGEST_MERGED_HIDDEN = 8192
 
 
+# Columns of a GEMV. A core holds x, the rows it works on and its stack in 64 KiB of L1: two rows of bf16 up
+# to the first size, one up to the second; one at a time repeats x for every row of a core, 256 times at most.
+# More than two GEMVs in one ELF take up to the third. (npu_twin.constraints, rules V4, B2 and B5.)
+_COLUMNS_OF_TWO_ROWS = 10688
+_COLUMNS_OF_ONE_ROW = 16064
+_ROWS_ONE_AT_A_TIME = 2048
+_COLUMNS_OF_MANY = 8128
+
+
+def gemv_slices(rows: int, k: int) -> tuple[slice, ...]:
+    """Columns of each GEMV that a product [rows, k] x [k] takes: all at once where a GEMV holds them.
+
+    `k` and all slices are multiples of 64. The partial sums are rounded to bf16 and added, as a GEMV has no
+    other output.
+    """
+    most = _COLUMNS_OF_ONE_ROW if rows <= _ROWS_ONE_AT_A_TIME else _COLUMNS_OF_TWO_ROWS
+    count = 1 if k <= most else 2
+    if k > 2 * most:
+        count = -(-k // _COLUMNS_OF_MANY)
+    ends = [k // WIDTH * (number + 1) // count * WIDTH for number in range(count)]
+    return tuple(slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False))
+
+
+def column_slices(config: ModelConfig) -> dict[str, tuple[str, slice]]:
+    """Static argument of a decode ELF that is a part of a weight -> that weight and the part's columns."""
+    c = device_config(config)
+    slices = gemv_slices(c.emb_dim, c.hidden_dim)
+    if len(slices) == 1:
+        return {}
+    return {f"w_down{number}": ("w_down", columns) for number, columns in enumerate(slices)}
+
+
 @lru_cache(maxsize=64)
 def device_config(config: ModelConfig) -> ModelConfig:
     """The configuration the kernels are built for; equal to `config` when nothing needs padding."""
@@ -68,6 +100,12 @@ def deviations(config: ModelConfig) -> list[str]:
         for name in names
         if getattr(config, name) != getattr(padded, name)
     ]
+    slices = len(gemv_slices(padded.emb_dim, padded.hidden_dim))
+    if slices > 1:
+        found.append(
+            f"down projection of decode in {slices} GEMVs whose bf16 results are added: no GEMV holds "
+            f"{padded.hidden_dim} columns for {padded.emb_dim} rows"
+        )
     if not attends_on_device(config):
         found.append(f"prefill attention on the host: no device kernel for head_dim {config.head_dim}")
     return found

@@ -6,7 +6,7 @@ embedding, padding to a bucket, KV cache, final norm, LM head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .block import Block
 from .block_runner import BlockRunner
 from .device_config import (
     attends_on_device,
+    column_slices,
     device_config,
     pad_table,
     pad_vector,
@@ -179,10 +180,11 @@ def prepare_decode(
     blocks = sequence.decode_blocks(config)
     for block in (*blocks, head):
         run.add(block.name, block)
+    parts = column_slices(config)
     for layer, layer_weights in enumerate(weights.layers):
         for block in blocks:
             names = run.static_names(block.name)
-            static = {name: getattr(layer_weights, _STATIC.get(name, name)) for name in names}
+            static = {name: _gemv_operand(layer_weights, name, parts) for name in names}
             run.preload(block.name, layer, static, {name: f"decode.L{layer}.{name}" for name in names})
     run.preload(head.name, 0, _head_partitions(weights.lm_head, head), {})
 
@@ -302,6 +304,14 @@ def _host_attention(run: BlockRunner, config: ModelConfig) -> Callable[..., dict
 def _gemm_operand(weights: LayerWeights, argument: str) -> Array:
     array: Array = getattr(weights, _STATIC.get(argument, argument))
     return array if array.ndim == 1 else to_gemm_layout(array)
+
+
+def _gemv_operand(weights: LayerWeights, argument: str, parts: Mapping[str, tuple[str, slice]]) -> Array:
+    if argument in parts:
+        name, columns = parts[argument]
+        return np.ascontiguousarray(getattr(weights, name)[:, columns])
+    array: Array = getattr(weights, _STATIC.get(argument, argument))
+    return array
 
 
 def _head_partitions(matrix: Array, block: Block) -> dict[str, Array]:

@@ -23,7 +23,7 @@ from npu_twin.constraints._types import (
 )
 from npu_twin.constraints.gemm import auto_method
 from npu_twin.constraints.rules import COLUMNS, ROWS, RULES, SWITCHES
-from npu_twin.constraints.search import TIER_METHODS, legal_configs, nearest_legal
+from npu_twin.constraints.search import TIER_METHODS, gemv_slices, legal_configs, nearest_legal
 
 _Check = Callable[[LaunchLike, frozenset[str]], Findings]
 
@@ -143,6 +143,7 @@ __all__ = [
     "check_listing",
     "check_raw",
     "check_session",
+    "gemv_slices",
     "legal_configs",
     "rule_table",
     "stops_compilation",

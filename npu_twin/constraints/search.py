@@ -14,6 +14,7 @@ from npu_twin.constraints import _tables
 from npu_twin.constraints._types import Config
 from npu_twin.constraints.gemm import TILE_M, l1_bytes
 from npu_twin.constraints.gemv import STACK_BYTES
+from npu_twin.constraints.program import FUSED_DECODE_K
 from npu_twin.constraints.rules import COLUMNS, L1_BYTES, L2_BYTES, ROWS
 
 TIER_METHODS: Mapping[str, tuple[str, ...]] = {
@@ -29,6 +30,9 @@ SEARCH_TILE_M: Mapping[str, tuple[int, ...]] = {"drain": (16, 32, 48)}
 """Narrower than the rule where no published row goes further."""
 
 GEMV_TILES = (2, 4, 8, 16)
+LANES = 64
+MOST_SLICES = 5
+"""Partial products, their sums and the residual are ten launches of one program then (M6)."""
 
 
 def _divisors(n: int, most: int, step: int = 1) -> list[int]:
@@ -217,6 +221,24 @@ def _legal(
     return _usual(tuple(found.values()))
 
 
+@lru_cache(maxsize=512)
+def gemv_slices(rows: int, k: int) -> tuple[int, ...]:
+    """Widths along K of the fewest GEMVs that a product [rows, k] x [k] takes, as even as 64 lanes allow.
+
+    One where a GEMV holds all of K; more where it does not fit one core (V4) or repeats x too often (B2).
+    More than two in one program are held to B5. Empty when nothing is legal: K is no multiple of 64, say.
+    """
+    if k % LANES:
+        return ()
+    for count in range(1, min(MOST_SLICES, k // LANES) + 1):
+        ends = [k // LANES * (i + 1) // count * LANES for i in range(count)]
+        widths = tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+        alone = count <= 2 or max(widths) <= FUSED_DECODE_K
+        if alone and all(legal_configs("gemv", {"M": rows, "K": width}) for width in set(widths)):
+            return widths
+    return ()
+
+
 def nearest_legal(op: str, method: str, config: Any) -> Config | None:
     """The legal configuration closest to ``config`` (ratio of tiles and herd), or None."""
     attrs = config.attrs
@@ -242,4 +264,4 @@ def _distance(a: Config, b: Any) -> float:
     return total
 
 
-__all__ = ["TIER_METHODS", "legal_configs", "nearest_legal"]
+__all__ = ["TIER_METHODS", "gemv_slices", "legal_configs", "nearest_legal"]

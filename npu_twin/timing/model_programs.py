@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from npu_twin.constraints import gemv_slices
 from npu_twin.timing import tiling
 from npu_twin.timing.model_config import ModelSizes
 from npu_twin.timing.tiling import KernelCall
@@ -189,8 +190,18 @@ def decode_programs(sizes: ModelSizes) -> list[Program]:
         ("up_gemv", hidden, emb),
         ("down_gemv", emb, hidden),
     ):
-        programs.append(Program(name, (_gemv(rows, width, name),), layers, (_BF16 * width,), (_BF16 * rows,)))
+        matvec = tuple(_matvec(rows, width, name))
+        programs.append(Program(name, matvec, layers, (_BF16 * width,), (_BF16 * rows,)))
     return programs
+
+
+def _matvec(rows: int, width: int, name: str) -> Iterator[KernelCall]:
+    """Yield one GEMV, or one per slice of columns where none holds all, and the adds of their results."""
+    slices = gemv_slices(rows, width) or (width,)
+    for part in slices:
+        yield _gemv(rows, part, name)
+    for _ in slices[1:]:
+        yield _flat("eltwise_add", rows, f"{name}_sum")
 
 
 def head_program(sizes: ModelSizes) -> Program:

@@ -107,6 +107,11 @@ MODELS = {
         },
     ),
     "wide-feed-forward": Odd("qwen2", {"intermediate_size": 8960, "num_key_value_heads": 1}),
+    "wider-than-a-gemv": Odd(
+        "llama",
+        {"intermediate_size": 18900, "num_hidden_layers": 1, "num_key_value_heads": 1},
+        says="down projection of decode in 2 GEMVs",
+    ),
     "seven-heads": Odd("llama", {"hidden_size": 448, "num_attention_heads": 7, "num_key_value_heads": 1}),
 }
 QUICK = ("odd-widths-tied-bias-v4", "qwen3-norm-head-128-decoupled")

@@ -34,10 +34,15 @@ class LinearArithmetic:
     * ``gemv``: bf16 operands, f32 sum, one cast to nearest even;
     * ``cascade``: as ``gemv``, the running output rounded after every ``step`` along K;
     * ``host``: f32 on the host, one cast.
+
+    ``slices``: widths of the parts along K that a ``gemv`` is shared out over, when none holds all of it.
+    Each part gives a bf16 result of its own; they are added in order, each sum rounded as ``joined``.
     """
 
     method: LinearMethod
     step: int = 0
+    slices: tuple[int, ...] = ()
+    joined: Rounding = "floor"
 
     def __post_init__(self) -> None:
         if self.method not in get_args(LinearMethod):
@@ -48,6 +53,9 @@ class LinearArithmetic:
             raise DescriptionError(
                 f"method {self.method} with step {self.step}: only direct and cascade step"
             )
+
+        if self.slices and (self.method != "gemv" or min(self.slices) < 1):
+            raise DescriptionError(f"method {self.method} with slices {self.slices}: only gemv has slices")
 
     @property
     def blocked(self) -> bool:

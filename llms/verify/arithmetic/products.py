@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from llms.verify.arithmetic.description import LinearArithmetic
-from llms.verify.arithmetic.rounding import floor_bf16
+from llms.verify.arithmetic.rounding import cast, floor_bf16
 
 BLOCK = 8
 _LEAST_EXPONENT = -119
@@ -79,6 +79,8 @@ def gemv(x: Any, weight: Any, how: LinearArithmetic) -> Any:
             part = slice(at, at + how.step)
             total = (total.float() + x[:, part].float() @ weight[:, part].float().T).to(torch.bfloat16)
         return total
+    if how.slices:
+        return _in_slices(x, weight, how)
     if x.shape[0] > _FEW_ROWS:
         rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
         wide = x.float()
@@ -88,3 +90,18 @@ def gemv(x: Any, weight: Any, how: LinearArithmetic) -> Any:
         # torch sums bf16 products in f32 here and rounds once, at the memory traffic of bf16.
         return torch.stack([torch.mv(weight, row) for row in x])
     return torch.stack([torch.mv(weight, row.float()) for row in x]).to(torch.bfloat16)
+
+
+def _in_slices(x: Any, weight: Any, how: LinearArithmetic) -> Any:
+    """One bf16 product per slice of K, added in order. A last slice may reach past K, into zero padding."""
+    if sum(how.slices) < x.shape[-1]:
+        raise ValueError(f"slices {how.slices} leave out columns of K = {x.shape[-1]}")
+    whole = LinearArithmetic("gemv")
+    total: Any = None
+    at = 0
+    for width in how.slices:
+        part = slice(at, at + width)
+        product = gemv(x[:, part], weight[:, part], whole)
+        total = product if total is None else cast(total.float() + product.float(), how.joined)
+        at += width
+    return total

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from .benchmark_fixture import is_present
 from .constants import DEVICE_LABELS, DRIVER_TIMEOUT_S, DRIVER_TIMEOUT_TOLERANCE_S, NPU2, ROUNDS
 from .device import Device
 from .events import to_jsonable
@@ -147,73 +148,33 @@ class NpuBenchmark:
         state.emit("record", model=model, nodeid=node.nodeid, kind="benchmark", payload=payload)
 
 
-class WithBenchmark:
-    """The fixture when pytest-benchmark is there."""
-
-    @pytest.fixture
-    def npu_benchmark(
-        self, request: pytest.FixtureRequest, npu_device: Device, benchmark: Any
-    ) -> NpuBenchmark:
-        """Measure a function with pytest-benchmark on the device clock; see `NpuBenchmark`."""
-        return NpuBenchmark(request, npu_device, benchmark)
-
-    def pytest_benchmark_update_machine_info(
-        self, config: pytest.Config, machine_info: dict[str, Any]
-    ) -> None:
-        """Name the device in saved benchmarks; `pytest_benchmark_update_machine_info`."""
-        state = state_of(config)
-        if state.active or state.is_expected():
-            machine_info["npu"] = machine_fields(state)
-
-    def pytest_benchmark_compare_machine_info(
-        self, config: pytest.Config, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
-    ) -> None:
-        """Refuse to compare times of different devices; `pytest_benchmark_compare_machine_info`."""
-        state = state_of(config)
-        saved = compared_benchmark.get("machine_info", {}).get("npu")
-        if saved is None:
-            return
-        if not state.device.identity:
-            from .preflight import run_preflight
-
-            run_preflight(config, state.device)
-        here = machine_fields(state)
-        different = [
-            f"{key}: {saved.get(key)} then, {here.get(key)} now"
-            for key in here
-            if here[key] != saved.get(key)
-        ]
-        if different:
-            raise pytest.UsageError(
-                "--benchmark-compare: the saved benchmark comes from another device: "
-                + "; ".join(different)
-                + ". Such times cannot be compared; choose a run of the same device (pytest-benchmark list)"
-            )
-
-
-class WithoutBenchmark:
-    """The fixture when pytest-benchmark is missing."""
-
-    @pytest.fixture
-    def npu_benchmark(self) -> NpuBenchmark:
-        """Fail with the remedy."""
-        pytest.fail("npu_benchmark needs pytest-benchmark: pip install pytest-benchmark", pytrace=False)
-
-
 def machine_fields(state: NpuState) -> dict[str, Any]:
     """What must agree before two benchmarks may be compared."""
     return {"device": DEVICE_LABELS[state.device.name], **state.device.identity}
 
 
-def is_present(config: pytest.Config) -> bool:
-    """True when pytest-benchmark is loaded, under whatever name."""
-    return hasattr(config.hook, "pytest_benchmark_generate_json")
+def compare_machines(config: pytest.Config, compared_benchmark: Mapping[str, Any]) -> None:
+    """Raise pytest.UsageError when the saved times come from another device, driver or power mode."""
+    saved = compared_benchmark.get("machine_info", {}).get("npu")
+    if saved is None:
+        return
+    state = state_of(config)
+    if not state.device.identity:
+        from .preflight import run_preflight
 
-
-def register(config: pytest.Config) -> None:
-    """Register the fixture that fits what is installed."""
-    present = is_present(config)
-    config.pluginmanager.register(WithBenchmark() if present else WithoutBenchmark(), "npu-benchmark")
+        run_preflight(config, state.device)
+    here = machine_fields(state)
+    different = [
+        f"{key}: {saved.get(key)} then, {here.get(key)} now"
+        for key in sorted({*here, *saved})
+        if here.get(key) != saved.get(key)
+    ]
+    if different:
+        raise pytest.UsageError(
+            "--benchmark-compare: the saved benchmark comes from another device: "
+            + "; ".join(different)
+            + ". Such times cannot be compared; choose a run of the same device (pytest-benchmark list)"
+        )
 
 
 def use_device_clock(item: pytest.Item, state: NpuState) -> None:

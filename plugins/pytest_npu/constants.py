@@ -17,6 +17,11 @@ DEFAULT_LOCK_TIMEOUT_S: Final = 1800.0
 LOCK_FILE_ENV: Final = "NPU_LOCK_FILE"
 LOCK_TIMEOUT_ENV: Final = "NPU_LOCK_TIMEOUT"
 
+#: Environment variable with the descriptor of the pipe to the supervisor.
+FD_ENV: Final = "PYTEST_NPU_SUPERVISOR_FD"
+#: Key of an xdist worker's input: its controller was pointed at a model.
+EXPECTED_KEY: Final = "npu_expected"
+
 DEFAULT_REPORT_DIR: Final = "reports"
 #: Folder name of runs of tests that use the plugin outside of any model folder.
 NO_MODEL: Final = "framework"

@@ -1,4 +1,4 @@
-"""Fixtures for tests of a model."""
+"""Fixtures for tests of a model. The modules that they need are imported when one is requested."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .device import Clock, Device
-from .events import to_jsonable
 from .exceptions import DevicePoisoned, DeviceUnavailable
 from .models import model_name
-from .options import NpuOptions
-from .state import NpuState, state_of
 
 if TYPE_CHECKING:
+    from .device import Clock, Device
     from .lock import NpuLock
+    from .options import NpuOptions
+    from .state import NpuState
 
 RecordFunction = Callable[[str, Any], None]
 
@@ -27,7 +26,13 @@ def npu_device(request: pytest.FixtureRequest) -> Device:
 
     A device that failed earlier in the run fails every later test that wants it, with the first cause.
     """
-    return _open(state_of(request.config))
+    return _open(_state(request))
+
+
+def _state(request: pytest.FixtureRequest) -> NpuState:
+    from .state import state_of
+
+    return state_of(request.config)
 
 
 def _open(state: NpuState) -> Device:
@@ -45,7 +50,7 @@ def npu_lock(request: pytest.FixtureRequest) -> Iterator[NpuLock]:
     comparison. A lock that a test leaves acquired is released when the test ends. On the twin it costs
     nothing: every process has a device of its own.
     """
-    lock = state_of(request.config).make_lock()
+    lock = _state(request).make_lock()
     yield lock
     while lock.held:
         lock.release()
@@ -60,7 +65,7 @@ def device_clock(npu_device: Device) -> Clock:
 @pytest.fixture(scope="module")
 def deployment(request: pytest.FixtureRequest, npu_device: Device) -> Any:
     """The deployment of the model in whose folder the test is; opened once per process and model."""
-    state = state_of(request.config)
+    state = _state(request)
     folder = state.folders.of(Path(request.path))
     if folder is None:
         raise pytest.UsageError(
@@ -68,48 +73,14 @@ def deployment(request: pytest.FixtureRequest, npu_device: Device) -> Any:
             f"{request.path} is in none"
         )
     if folder not in state.deployments:
+        from .deployments import describe
+
         opened = request.config.hook.pytest_npu_open_deployment(
             config=request.config, folder=folder, options=state.options, device=npu_device
         )
         state.deployments[folder] = opened
         state.emit("deployment", model=model_name(folder), folder=str(folder), **describe(opened))
     return state.deployments[folder]
-
-
-def open_default_deployment(folder: Path, options: NpuOptions, device: Device) -> Any:
-    """Open the deployment of a model folder with `llms.verify`."""
-    from llms.checkpoints import CheckpointError
-    from llms.verify.deployment import Deployment, DeploymentError
-
-    try:
-        opened = Deployment.from_folder(
-            folder, model_choice=options.model, checkpoint=options.checkpoint, use_cache=options.use_cache
-        )
-        _ = opened.checkpoint  # resolve it now: a missing one is one clear error, not one per gate
-    except (CheckpointError, DeploymentError) as error:
-        pytest.fail(f"{folder.name}: {error}", pytrace=False)
-    return opened
-
-
-def describe(opened: Any) -> dict[str, Any]:
-    """What a report says about a deployment: checkpoint, variant, configuration."""
-    checkpoint = getattr(opened, "checkpoint", None)
-    fields = ("label", "kind", "path", "content_hash")
-    config = getattr(opened, "config", None)
-    config = config() if callable(config) else config
-    return {
-        "checkpoint": {name: _text(getattr(checkpoint, name, None)) for name in fields}
-        if checkpoint
-        else None,
-        "variant": _text(getattr(opened, "model_name", None)),
-        "config": {k: v for k, v in vars(config).items() if isinstance(v, (int, float, str, bool))}
-        if hasattr(config, "__dict__")
-        else {},
-    }
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +92,7 @@ def hf_reference(deployment: Any) -> Any:
 @pytest.fixture(scope="session")
 def npu_options(request: pytest.FixtureRequest) -> NpuOptions:
     """What the user asked for on the command line: number of prompts, tokens, checkpoint, device."""
-    return state_of(request.config).options
+    return _state(request).options
 
 
 @pytest.fixture
@@ -133,7 +104,9 @@ def npu_record(request: pytest.FixtureRequest) -> RecordFunction:
     Others are listed as they are. Recorded at once, so it is in the report whatever happens next. Raises
     `pytest_npu.RecordError` naming the entry that JSON cannot carry.
     """
-    state = state_of(request.config)
+    from .events import to_jsonable
+
+    state = _state(request)
     nodeid = request.node.nodeid
 
     def record(kind: str, payload: Any) -> None:

@@ -59,6 +59,13 @@ def model_name(folder: Path | None) -> str:
     return NO_MODEL if folder is None else folder.name
 
 
+def reaches_models(config: pytest.Config) -> bool:
+    """True when the command line reaches a model folder; known before the collection."""
+    start = Path(config.invocation_params.dir)
+    paths = [start / arg.split("::", 1)[0] for arg in config.args]
+    return bool(find_model_folders(path for path in paths if path.exists()))
+
+
 def find_model_folders(starts: Iterable[Path]) -> set[Path]:
     """Model folders at, above or up to two levels below `starts`. Used before anything is collected."""
     found: set[Path] = set()

@@ -1,9 +1,8 @@
-"""Phases of a deployment: markers, order of the tests, and a failed phase blocking the later ones."""
+"""Phases of a deployment: markers, labels and the order of the tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 
@@ -57,41 +56,3 @@ def order_by_phase(items: list[pytest.Item], model_of: Callable[[pytest.Item], s
     ordered = [item for tests in by_model.values() for item in sorted(tests, key=key)]
     for place, item in zip(places, ordered, strict=True):
         items[place] = item
-
-
-@dataclass(frozen=True, eq=False)
-class Failure:
-    """The first failure of a phase."""
-
-    phase: int
-    nodeid: str
-
-
-class PhaseGate:
-    """Remembers failed phases per model and says which tests they block."""
-
-    def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
-        self._failed: dict[str, dict[int, str]] = {}
-
-    def restore(self, failed: Mapping[str, Mapping[str, str]]) -> None:
-        """Take over failures of a process that died; the form is that of `export()`."""
-        for model, phases in failed.items():
-            for phase, nodeid in phases.items():
-                self.note_failure(model, int(phase), nodeid)
-
-    def export(self) -> dict[str, dict[str, str]]:
-        """Failures as plain JSON: model -> phase -> node id."""
-        return {m: {str(p): n for p, n in phases.items()} for m, phases in self._failed.items()}
-
-    def note_failure(self, model: str, phase: int | None, nodeid: str) -> None:
-        """A test of `phase` failed or ended in an error. Tests without a phase block nothing."""
-        if phase is not None:
-            self._failed.setdefault(model, {}).setdefault(phase, nodeid)
-
-    def blocker(self, model: str, phase: int | None) -> Failure | None:
-        """The failure that blocks a test of `phase`, or None. The earliest failed phase is named."""
-        if not self.enabled or phase is None:
-            return None
-        earlier = sorted(p for p in self._failed.get(model, {}) if p < phase)
-        return Failure(earlier[0], self._failed[model][earlier[0]]) if earlier else None

@@ -1,17 +1,21 @@
-"""Hooks of the plugin, and nothing else; each docstring names the hook it implements."""
+"""Hooks of every run with the plugin installed; each docstring names the hook it implements.
+
+They are all that an unrelated suite pays for. The hooks that do the work are in `active`; it is imported when
+an option of ours is given, or when a test of ours is met.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.terminal import TerminalReporter
 
-from . import adopt, benchmark_bridge, html_bridge, newhooks, session, silicon, timeline_bridge, xdist_bridge
-from .constants import NPU2
-from .device import Device, open_default_device
+from . import benchmark_fixture, newhooks
+from .constants import EXPECTED_KEY, FD_ENV
 from .fixtures import (
     deployment,
     device_clock,
@@ -20,13 +24,10 @@ from .fixtures import (
     npu_lock,
     npu_options,
     npu_record,
-    open_default_deployment,
 )
-from .header import header_lines
-from .options import NpuOptions, add_options
+from .flags import add_options, any_given
+from .models import ModelFolders, is_ours, reaches_models
 from .phases import register_markers
-from .state import STATE, NpuState, state_of
-from .supervised import catch_fatal_signals
 
 __all__ = [
     "deployment",
@@ -37,6 +38,10 @@ __all__ = [
     "npu_options",
     "npu_record",
 ]
+
+#: Name of the plugin with the hooks that do the work.
+AWAKE = "npu-active"
+_FOLDERS: pytest.StashKey[ModelFolders] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +59,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Become the supervisor of a run that wants one; `pytest_cmdline_main`."""
     if not config.getoption("npu") and not config.getoption("npu_supervise"):
         return None
+    from .options import NpuOptions
     from .supervisor import Supervisor, wants_supervisor
 
     options = NpuOptions.from_config(config)
@@ -62,46 +68,39 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Markers, state and bridges to optional plugins; `pytest_configure`."""
+    """Markers and fixtures; the rest only when we are asked already; `pytest_configure`."""
     register_markers(config)
-    state = session.create_state(config)
-    config.stash[STATE] = state
-    config.pluginmanager.register(SessionHooks(state), "npu-session")
-    silicon.register(state)
-    adopt.configure(state)
-    if state.options.fault is not None:
-        from . import faults
-
-        faults.configure(config, state.options)
-    if state.options.bisect:
-        from . import bisecting
-
-        bisecting.configure(state)
-    xdist_bridge.register(state)
-    timeline_bridge.register(state)
-    benchmark_bridge.register(config)
-    html_bridge.register(config)
-    session.require_device(state)
+    config.stash[_FOLDERS] = ModelFolders()
+    benchmark_fixture.register(config)
+    if _is_wanted_now(config):
+        _wake(config)
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Close what is open; `pytest_unconfigure`."""
-    if STATE in config.stash:
-        config.stash[STATE].close()
+def _is_wanted_now(config: pytest.Config) -> bool:
+    """True when waiting for the first test of ours would be too late."""
+    if any_given(config) or FD_ENV in os.environ:
+        return True
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        return bool(worker.get(EXPECTED_KEY))
+    if config.getoption("dist", "no") != "no" and config.getoption("tx", None):
+        return True  # a controller collects nothing; the tests of its workers may be ours
+    # pytest-html asks for columns before the collection
+    return bool(config.getoption("htmlpath", None)) and reaches_models(config)
 
 
-def pytest_report_header(config: pytest.Config) -> list[str] | None:
-    """Header when it is known early that we take part; `pytest_report_header`."""
-    state = state_of(config)
-    return header_lines(state) if session.header_is_known_early(state) else None
+def _wake(config: pytest.Config) -> None:
+    from .active import wake
+
+    wake(config)
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str] | None:
-    """Header when collected tests are ours; `pytest_report_collectionfinish`."""
-    state = state_of(config)
-    if not state.active or session.header_is_known_early(state) or config.get_verbosity() < 0:
-        return None
-    return header_lines(state)
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
+    """Wake before the first test module of a model is imported; `pytest_collect_file`."""
+    config = parent.config
+    if file_path.suffix == ".py" and config.stash[_FOLDERS].of(file_path) is not None:
+        with contextlib.suppress(pytest.UsageError):  # raised again when the collection is over: exit code 4
+            _wake(config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -110,101 +109,11 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, Any, Any]:
     """Select and order after everybody else; `pytest_collection_modifyitems`."""
     result = yield
-    session.take_collection(state_of(config), items)
+    folders = config.stash[_FOLDERS]
+    if config.pluginmanager.has_plugin(AWAKE) or any(is_ours(item, folders) for item in items):
+        _wake(config)
+        from .session import take_collection
+        from .state import state_of
+
+        take_collection(state_of(config), items)
     return result
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Show the result of an earlier child of a supervised run; `pytest_runtest_protocol`."""
-    return session.replay_if_done(state_of(item.config), item) or None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what a failed phase blocks; `pytest_runtest_setup`."""
-    session.block_or_go_on(state_of(item.config), item)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add phase, model, device and times to the report; `pytest_runtest_makereport`."""
-    report = yield
-    session.complete_report(state_of(item.config), item, report)
-    return report
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Results by phase and where the reports are; `pytest_terminal_summary`."""
-    state = state_of(config)
-    if state.written or state.deselected or state.timelines:
-        from . import terminal
-
-        terminal.write_summary(terminalreporter, state)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_npu_open_device(name: str) -> Device:
-    """Open a driver of the host runtime; `pytest_npu_open_device`."""
-    return open_default_device(name)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_npu_open_deployment(folder: Path, options: NpuOptions, device: Device) -> Any:
-    """Open a deployment of `llms.verify`; `pytest_npu_open_deployment`."""
-    return open_default_deployment(folder, options, device)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_npu_preflight(config: pytest.Config, device: Device | None) -> list[dict[str, Any]]:
-    """Facts about the host, and about the NPU when AMD's driver opened it; `pytest_npu_preflight`."""
-    from . import preflight
-
-    on_silicon = device is not None and device.name == NPU2 and getattr(device, "module", None) is not None
-    return (
-        preflight.device_facts(state_of(config).options.lock_file) if on_silicon else preflight.host_facts()
-    )
-
-
-class SessionHooks:
-    """Hooks whose arguments do not lead to the configuration; registered per run."""
-
-    def __init__(self, state: NpuState) -> None:
-        self._state = state
-
-    def pytest_sessionstart(self) -> None:
-        """After pytest's own faulthandler is set up: stacks go to the supervisor; `pytest_sessionstart`."""
-        if self._state.stacks_file is not None:
-            catch_fatal_signals(self._state.stacks_file)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Log what could not be collected; `pytest_collectreport`."""
-        session.log_collect_error(self._state, report)
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Log the start of a test; `pytest_runtest_logstart`."""
-        session.log_start(self._state, nodeid)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Log a phase of a test; `pytest_runtest_logreport`."""
-        session.log_report(self._state, report)
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Log the end of a test; `pytest_runtest_logfinish`."""
-        session.log_finish(self._state, nodeid)
-
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Log Ctrl-C and `pytest.exit`; `pytest_keyboard_interrupt`."""
-        session.log_interrupt(self._state, excinfo)
-
-    def pytest_internalerror(self, excrepr: object) -> None:
-        """Log an internal error; `pytest_internalerror`."""
-        session.log_internal_error(self._state, str(excrepr))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, Any, Any]:
-        """Write the reports before anything else can fail; `pytest_sessionfinish`."""
-        session.finish(self._state, exitstatus)
-        return (yield)

@@ -14,10 +14,12 @@ from .events import Event, Sink, clip
 from .exceptions import DevicePoisoned
 from .models import is_ours, is_perf_test, model_name, uses_device
 from .options import NpuOptions
-from .phases import PhaseGate, order_by_phase, phase_label, phase_of
+from .phase_gate import PhaseGate
+from .phases import order_by_phase, phase_label, phase_of
 from .runlogs import RunLogs
 from .state import NpuState, Role, TestInfo
 from .syrupy_bridge import keep_snapshots
+from .threads import cap_threads
 
 _BLOCKED_BY: pytest.StashKey[str] = pytest.StashKey()
 
@@ -49,7 +51,7 @@ def create_state(config: pytest.Config) -> NpuState:
         control = Path(settings["control"]) if settings.get("control") else None
         gate.restore(settings.get("failed_phases", {}))
         if "threads" in settings:
-            xdist_bridge.cap_threads(int(settings["threads"]))
+            cap_threads(int(settings["threads"]))
         sink = xdist_bridge.worker_sink(config) or _NoSink()
     elif link is not None:
         sink = link.sink

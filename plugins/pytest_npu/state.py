@@ -13,9 +13,9 @@ import pytest
 
 from .device import DeviceHolder, environment
 from .events import Event, Sink, make_event
-from .models import ModelFolders, find_model_folders
+from .models import ModelFolders, reaches_models
 from .options import NpuOptions
-from .phases import PhaseGate
+from .phase_gate import PhaseGate
 from .supervised import Messenger, Past
 
 if TYPE_CHECKING:
@@ -115,11 +115,7 @@ class NpuState:
 
     def is_expected(self) -> bool:
         """True when the command line asks for us or reaches a model folder; known before the collection."""
-        if self.options.asked:
-            return True
-        start = Path(self.config.invocation_params.dir)
-        paths = [start / arg.split("::", 1)[0] for arg in self.config.args]
-        return bool(find_model_folders(path for path in paths if path.exists()))
+        return self.options.asked or reaches_models(self.config)
 
     def _option_summary(self) -> dict[str, Any]:
         options = self.options
@@ -219,5 +215,9 @@ STATE: pytest.StashKey[NpuState] = pytest.StashKey()
 
 
 def state_of(config: pytest.Config) -> NpuState:
-    """The plugin's state of this run."""
+    """The plugin's state of this run; who asks for it takes part."""
+    if STATE not in config.stash:
+        from .active import wake
+
+        wake(config)
     return config.stash[STATE]

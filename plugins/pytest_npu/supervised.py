@@ -19,10 +19,9 @@ from typing import IO, Any
 
 import pytest
 
+from .constants import FD_ENV
 from .events import Event, Sink
 
-#: Descriptor of the pipe to the supervisor.
-FD_ENV = "PYTEST_NPU_SUPERVISOR_FD"
 #: Folder in which supervisor and child leave files for each other.
 CONTROL_ENV = "PYTEST_NPU_SUPERVISOR_DIR"
 

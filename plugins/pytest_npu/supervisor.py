@@ -24,14 +24,14 @@ from typing import Any
 
 import pytest
 
-from .constants import DEVICE_LABELS, NPU2, QUESTIONS, REPORT_FIELD
+from .constants import DEVICE_LABELS, FD_ENV, NPU2, QUESTIONS, REPORT_FIELD
 from .events import Event, atomic_write, clip, make_event
 from .models import ModelFolders, model_name
 from .options import NpuOptions
-from .phases import PhaseGate
+from .phase_gate import PhaseGate
 from .report.write import write_reports
 from .runlogs import RunLogs
-from .supervised import CONTROL_ENV, ENDED_FILE, FD_ENV, PAST_FILE, POISON_FILE, STACKS, STACKS_SIGNAL
+from .supervised import CONTROL_ENV, ENDED_FILE, PAST_FILE, POISON_FILE, STACKS, STACKS_SIGNAL
 from .terminal import Lines, write_written
 from .watchdog import Hang, Watchdog
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .constants import EXPECTED_KEY
 from .events import Event
 from .models import model_name
 from .state import NpuState, Role
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 CHANNEL_KEY = "npu_channel"
 SETTINGS_KEY = "npu_settings"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class ChannelSink:
@@ -55,15 +54,6 @@ def worker_settings(config: pytest.Config) -> dict[str, Any]:
     return settings
 
 
-def cap_threads(count: int) -> None:
-    """Limit the threads of numerical libraries in this process, unless the user set a limit."""
-    for name in _THREAD_VARIABLES:
-        os.environ.setdefault(name, str(count))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
-
 class XdistHooks:
     """Registered on the controller when pytest-xdist distributes tests."""
 
@@ -79,6 +69,7 @@ class XdistHooks:
         settings: dict[str, Any] = {"failed_phases": state.gate.export()}
         if state.control is not None:
             settings["control"] = str(state.control)
+        node.workerinput[EXPECTED_KEY] = self._ours
         if self._ours:
             settings["threads"] = max(
                 1, (os.cpu_count() or 1) // max(1, int(node.workerinput["workercount"]))

@@ -8,18 +8,25 @@ import sys
 import pytest
 
 UNRELATED = """
-import sys
+import os, sys
 def test_nothing_heavy():
     heavy = {"torch", "transformers", "matplotlib", "jinja2", "pydantic", "numpy", "llms", "npu_twin"}
     assert not heavy & set(sys.modules), heavy & set(sys.modules)
+def test_only_what_every_run_needs():
+    ours = {name.partition(".")[2] for name in sys.modules if name.startswith("pytest_npu.")}
+    assert ours <= {"plugin", "flags", "fixtures", "models", "phases", "constants", "exceptions", "newhooks",
+                    "benchmark_fixture"}, ours
+def test_environment():
+    assert "OMP_WAIT_POLICY" not in os.environ
 """
 
 
 @pytest.mark.parametrize(("args", "plugins"), [(["-v"], ""), (["-n", "1"], "xdist")])
-def test_unrelated_suite_sees_nothing_of_it(suite, args, plugins):
+def test_unrelated_suite_sees_nothing_of_it(suite, monkeypatch, args, plugins):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     suite.pytester.makepyfile(UNRELATED)
     result = suite.spawn("-W", "error", *args, plugins=plugins)
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=3)
     shown = [
         line for line in result.outlines if "npu" in line and not line.startswith(("plugins:", "metadata:"))
     ]

@@ -141,7 +141,7 @@ def test_ctrl_c_leaves_a_report(suite, args):
 def test_killed_run_can_be_rendered_afterwards(suite):
     suite.model(a="def test_one(): pass\ndef test_two(): time.sleep(60)")
     process = suite.start()
-    wait_for(lambda: "test_two" in (log_text(suite).splitlines() or [""])[-1])
+    wait_for(lambda: re.search('"test_start".*test_two', log_text(suite)))
     process.kill()
     process.communicate(timeout=90)
     folder = suite.runs()[-1]

@@ -39,7 +39,7 @@ from .llama_kernel_builder.driver import current
 from .llama_kernel_builder.kernels import Requirement, recording
 from .llama_kernel_builder.llama_loop import BUCKETS, KernelSequence, buckets_of
 from .llama_kernel_builder.model_config import ModelConfig
-from .llama_kernel_builder.program import leaf_program
+from .llama_kernel_builder.program import Program, leaf_program
 from .llama_kernel_builder.specs import KernelSpec
 from .llama_kernel_builder.toolchain import toolchain_for
 from .session import artefact_folder
@@ -206,6 +206,11 @@ def check(
     return GateOutcome(not problems, payload, f"{case}:\n  " + "\n  ".join(problems) if problems else "")
 
 
+def program_of(spec: KernelSpec) -> Program:
+    """The ELF that launches one kernel alone."""
+    return leaf_program(spec.symbol, spec)
+
+
 def run(
     case: KernelCase,
     spec: KernelSpec,
@@ -217,7 +222,7 @@ def run(
     driver = current()
     folder = artefacts if artefacts is not None else artefact_folder(case.model) / "kernels"
     cache = KernelCache(folder, driver=driver, toolchain=toolchain_for(driver.name, case.model))
-    program = leaf_program(spec.symbol, spec)
+    program = program_of(spec)
     cache.compile_and_cache(program)
     arrays = [inputs.get(buffer.name) for buffer in program.buffers]
     with device if device is not None else nullcontext():

@@ -135,9 +135,9 @@ class PrebuiltToolchain:
         files = [entry["file"], *([entry["instructions"]] if "instructions" in entry else [])]
         return all((self.folder / name).is_file() for name in files)
 
-    def missing(self, programs: Iterable[Program]) -> tuple[str, ...]:
-        """Names of the programs without an artefact, for a check before a run."""
-        return tuple(program.name for program in programs if not self._has(program))
+    def lacking(self, programs: Iterable[Program]) -> tuple[Program, ...]:
+        """The programs without an artefact, for a check before a run."""
+        return tuple(program for program in programs if not self._has(program))
 
 
 def prebuilt_folder(model: str = "") -> Path:

@@ -54,14 +54,14 @@ def _model(model: str | None) -> tuple[Any, MemoryEstimate | None]:
     return adapter, estimate(model, adapter.build_config())
 
 
-def examine_model(folder: Path) -> tuple[Finding, ...]:
+def examine_model(folder: Path, selection: artefacts.Selection | None = None) -> tuple[Finding, ...]:
     """Memory and artefacts of one model folder; empty for a folder that is no model of this project."""
     from llms.models import ROOT
 
     if folder.resolve().parent != ROOT or not (folder / "verify_adapter.py").is_file():
         return ()
     adapter, need = _model(folder.name)
-    found = artefacts.check(folder.name, adapter)
+    found = artefacts.check(folder.name, adapter, selection)
     ram = [finding for finding in host.memory(Machine(), need) if finding.name == "RAM"]
     return (*([found] if found is not None else []), *ram)
 

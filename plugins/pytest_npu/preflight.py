@@ -16,6 +16,8 @@ from .device import DeviceHolder
 if TYPE_CHECKING:
     from llms.preflight import Finding
 
+    from .options import NpuOptions
+
 Fact = dict[str, Any]
 
 #: Facts that must agree before times of two runs may be compared.
@@ -48,11 +50,16 @@ def device_facts(lock: Path) -> list[Fact]:
     return [fact(finding) for finding in preflight.examine(lock=lock).findings if finding.scope != "twin"]
 
 
-def model_facts(folder: Path) -> list[Fact]:
-    """Memory and compiled artefacts of a model folder of this project; nothing for other folders."""
-    from llms import preflight
+def model_facts(folder: Path, phases: set[int], kernels: list[Any], options: NpuOptions) -> list[Fact]:
+    """Memory and compiled artefacts of a model folder of this project; nothing for other folders.
 
-    return [fact(finding) for finding in preflight.examine_model(folder)]
+    `phases` and `kernels` (cases of phase 1) are those of the selected tests.
+    """
+    from llms import preflight
+    from llms.preflight import artefacts
+
+    chosen = artefacts.selection(folder, phases, kernels, checkpoint=options.checkpoint, choice=options.model)
+    return [fact(finding) for finding in preflight.examine_model(folder, chosen)]
 
 
 def refuse_bad(facts: list[Fact]) -> None:

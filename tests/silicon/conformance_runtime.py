@@ -137,11 +137,15 @@ def test_doctor(mode: str, sandbox: xrt_sandbox.Sandbox) -> None:
     assert all(finding["remedy"] for finding in report["findings"] if finding["status"] == "bad")
 
 
-def test_programs_without_artefacts_are_named(sandbox: xrt_sandbox.Sandbox) -> None:
+@pytest.mark.parametrize(
+    ("phase", "program"),
+    [("1", "gemv_external_k576"), ("3", r"rms_gemv_rope\.q_gemv"), ("6", "rms_gemv_rope")],
+)
+def test_programs_without_artefacts_are_named(phase: str, program: str, sandbox: xrt_sandbox.Sandbox) -> None:
     command = [*PYTEST, "-p", "pytest_npu.plugin", "--npu", "--npu-report-dir", "/tmp/reports"]
-    done = sandbox.run([*command, "/project/llms/smollm2_135m"], env=PATHS)
+    done = sandbox.run([*command, "-m", f"phase{phase}", "/project/llms/smollm2_135m"], env=PATHS)
     assert done.returncode == 4, done.stdout + done.stderr
-    assert re.search(r"compiled artefacts: smollm2_135m: .* missing in .*rms_gemv_rope", done.stderr)
+    assert re.search(rf"compiled artefacts: smollm2_135m: .* missing in .*{program}", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -169,9 +169,9 @@ def test_prebuilt_artefacts_with_kernel_name_and_instructions(tmp_path: Path) ->
         json.dumps({"toolchain": "t 1", "entries": {program.digest: entry}})
     )
     toolchain = PrebuiltToolchain(folder)
-    assert toolchain.missing([program]) == (program.name,)  # the instruction file is not there
+    assert toolchain.lacking([program]) == (program,)  # the instruction file is not there
     (folder / "a.txt").write_bytes(b"code")
-    assert toolchain.missing([program]) == ()
+    assert toolchain.lacking([program]) == ()
     artefact = ArtefactStore(tmp_path / "cache", toolchain).get(program)
     assert artefact.path.read_bytes() == b"image"
     loading = loading_of(artefact.path, program.name)

@@ -19,6 +19,7 @@ from .device import Device, open_default_device
 from .header import header_lines
 from .options import NpuOptions
 from .plugin import AWAKE
+from .session import finish
 from .state import STATE, NpuState, Role, state_of
 from .threads import let_threads_sleep
 
@@ -176,7 +177,7 @@ class SessionHooks:
         session.log_internal_error(self._state, str(excrepr))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, Any, Any]:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, Any, Any]:
         """Write the reports before anything else can fail; `pytest_sessionfinish`."""
-        session.finish(self._state, exitstatus)
+        finish(self._state, session, exitstatus)
         return (yield)

@@ -23,6 +23,7 @@ test_finish         nodeid, worker
 record              nodeid, kind, payload
 lock                nodeid, action (waiting|acquired|released|timeout), path, waited_s, held_s, holder
 retry               nodeid, cause, attempt
+regression          nodeid, phase, reason
 crash               nodeid, cause, detail, worker, stacks
 poisoned            cause
 timeline            path, events, error, unfinished, worker

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from . import benchmark_bridge, retry, supervised, xdist_bridge
+from . import benchmark_bridge, benchmark_session, retry, supervised, xdist_bridge
 from .constants import DEVICE_LABELS, NPU2, QUESTIONS, REPORT_FIELD, TWIN
 from .device import DeviceHolder
 from .events import Event, Sink, clip
@@ -267,6 +267,8 @@ def log_finish(state: NpuState, nodeid: str) -> None:
         return
     if nodeid in state.failed:
         keep_snapshots(state.config, nodeid)
+    if state.messenger is not None and (measured := benchmark_session.measured(state.config, nodeid)):
+        state.messenger.benchmark(nodeid, measured)
     if info is not None:
         state.emit("test_finish", model=info.model, nodeid=nodeid, worker=state.worker_id)
     if state.messenger is not None:
@@ -282,6 +284,8 @@ def replay_if_done(state: NpuState, item: pytest.Item) -> bool:
     try:
         supervised.replay(item, reports)
         keep_snapshots(state.config, item.nodeid)
+        if item.nodeid in state.past.benchmarks:
+            benchmark_session.take_over(state.config, state.past.benchmarks[item.nodeid])
     finally:
         state.replaying = False
     return True
@@ -319,10 +323,16 @@ def log_internal_error(state: NpuState, text: str) -> None:
         state.emit("crash", nodeid=None, cause="internal error of pytest or a plugin", detail=clip(text))
 
 
-def finish(state: NpuState, exit_status: int) -> None:
+def finish(state: NpuState, session: pytest.Session, exit_status: int) -> None:
     """Log the end and write the reports."""
     if state.role is Role.WORKER:
         return
+    for nodeid, text in benchmark_session.regressions(state.config):
+        info = state.tests.get(nodeid)
+        if info is not None:
+            state.emit("regression", model=info.model, nodeid=nodeid, phase=info.phase, reason=text)
+        if exit_status == pytest.ExitCode.OK:
+            exit_status = session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if state.messenger is not None:
         state.messenger.session_finish()
     if not state.active:

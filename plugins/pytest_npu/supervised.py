@@ -46,6 +46,8 @@ class Past:
 
     reports: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     failed_phases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    #: Measurements of pytest-benchmark by node id, as its JSON files have them.
+    benchmarks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class PipeSink:
@@ -153,6 +155,10 @@ class Messenger:
         """A phase of a test is over."""
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         self._send("_report", nodeid=report.nodeid, when=report.when, data=data)
+
+    def benchmark(self, nodeid: str, data: dict[str, Any]) -> None:
+        """A test was measured by pytest-benchmark."""
+        self._send("_benchmark", nodeid=nodeid, data=data)
 
     def finish(self, nodeid: str) -> None:
         """A test is over."""

@@ -65,6 +65,7 @@ class Supervisor:
         self._tests: dict[str, Event] = {}
         self._reports: dict[str, list[dict[str, Any]]] = {}
         self._partial: dict[str, list[dict[str, Any]]] = {}
+        self._benchmarks: dict[str, dict[str, Any]] = {}
         self._crashed: set[str] = set()
         self._ended: dict[str, str] = {}
         #: Worker ids whose events are not taken any more; the empty one stands for the whole child.
@@ -112,7 +113,11 @@ class Supervisor:
         return [sys.executable, *runner, *map(str, self._config.invocation_params.args)]
 
     def _run_child(self) -> int:
-        past = {"reports": self._reports, "failed_phases": self._gate.export()}
+        past = {
+            "reports": self._reports,
+            "failed_phases": self._gate.export(),
+            "benchmarks": self._benchmarks,
+        }
         atomic_write(self._control / PAST_FILE, json.dumps(past))
         self._orderly = self._ended_by_us = False
         self._silenced.clear()
@@ -181,6 +186,8 @@ class Supervisor:
             self._partial.setdefault(event["nodeid"], []).append(event["data"])
         elif name == "_finish":
             self._reports.setdefault(event["nodeid"], self._partial.pop(event["nodeid"], []))
+        elif name == "_benchmark":
+            self._benchmarks[event["nodeid"]] = event["data"]
         elif name == "_start":
             self._partial.pop(event["nodeid"], None)
         if name.startswith("_"):

@@ -10,7 +10,7 @@ from _pytest.terminal import TerminalReporter
 
 from . import timeline_bridge
 from .header import relative
-from .report.model import RunReport
+from .report.model import PhaseSummary, RunReport
 from .report.timing import timing_of
 from .report.write import Written
 from .state import NpuState
@@ -78,7 +78,7 @@ def summary_lines(report: RunReport) -> list[str]:
     lines = [f"device {report.device_label}; checkpoint {report.checkpoint_label}"]
     rows = [("phase", "verdict", "tests", "time", "lock wait")]
     for phase in report.phases:
-        counts = ", ".join(f"{count} {name}" for name, count in phase.counts.items())
+        counts = phase_counts(phase)
         rows.append(
             (phase.title, phase.verdict, counts, f"{phase.duration_s:.1f} s", f"{phase.lock_wait_s:.1f} s")
         )
@@ -92,9 +92,29 @@ def summary_lines(report: RunReport) -> list[str]:
     return lines
 
 
+def phase_counts(phase: PhaseSummary) -> str:
+    """`42 passed (33 in tier)`."""
+    counts = ", ".join(f"{count} {name}" for name, count in phase.counts.items())
+    return f"{counts} ({phase.in_tier} in tier)" if phase.in_tier else counts
+
+
+def kernel_line(report: RunReport) -> str:
+    """One line for all kernels with elements beyond their tolerance; empty without any."""
+    over = [kernel for kernel in report.kernels if kernel.in_tier]
+    if not over:
+        return ""
+    worst = max(over, key=lambda kernel: (kernel.elements.get("over", 0), kernel.payload.get("kernel", "")))
+    of = worst.elements
+    return (
+        f"in tier: {len(over)} of {len(report.kernels)} kernels have elements beyond rtol and atol, no more "
+        f"than the number formats explain; most in {worst.payload.get('kernel')}: {of.get('over')} of "
+        f"{of.get('total')}, {of.get('allowed')} allowed"
+    )
+
+
 def figure_lines(report: RunReport) -> list[str]:
-    """TTFT, TPOT and the outcome of the token-set gate, as far as they were recorded."""
-    lines = []
+    """Kernels in tier, TTFT, TPOT and the outcome of the token-set gate, as far as they were recorded."""
+    lines = [line for line in (kernel_line(report),) if line]
     for record in report.records_of("topk_gate"):
         prompts = record["payload"].get("prompts", [])
         passed = sum(prompt.get("status") == "OK" for prompt in prompts)
@@ -120,6 +140,10 @@ def verdict_line(report: RunReport) -> str:
         line += f" ({report.interrupts[-1]})"
     elif not report.finished:
         line += " (the run ended without finishing)"
+    if report.regressions:
+        line += f"; {report.regressions[0]['nodeid'].rpartition('::')[2]} {report.regressions[0]['reason']}"
+        more = len(report.regressions) - 1
+        line += f" and {more} more" if more else ""
     if report.poisoned:
         line += f"; device out of use: {report.poisoned}"
     return line

@@ -14,8 +14,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 def let_threads_sleep(config: pytest.Config) -> None:
     """Let idle OpenMP threads sleep in this run and its children, unless the user chose a policy.
 
-    Spinning threads take the cores from whoever has work: with shared cores a decode step was measured to take
-    ten times as long. OpenMP reads the variable when torch loads it, so this comes before that or not at all.
+    Spinning threads take the cores from whoever has work: with shared cores a decode step was measured to
+    take ten times as long. OpenMP reads the variable when torch loads it, so it is set before that or never.
     """
     if WAIT_POLICY in os.environ or "torch" in sys.modules:
         return

@@ -111,7 +111,12 @@ class XdistHooks:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died while running `crashitem`."""
         info = self._state.tests.get(crashitem)
-        report.longrepr = why_ended(self._state.control, crashitem) or report.longrepr
+        ended = why_ended(self._state.control, crashitem)
+        report.longrepr = ended or report.longrepr
+        if info is not None or ended:
+            # An error for the terminal and for JUnit, as in our reports and without xdist. What is not of
+            # setup, call or teardown counts as a failure there.
+            report.when = "setup"
         if info is None:
             return
         self._state.emit(

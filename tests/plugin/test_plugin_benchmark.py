@@ -60,7 +60,61 @@ def test_compare_fail_sees_a_slower_device(suite, monkeypatch):
     result = suite.spawn(*again, plugins="benchmark")
     assert result.ret != 0
     assert "Performance has regressed" in result.stdout.str() + result.stderr.str()
-    assert suite.runs()[-1].joinpath("report.html").exists()
+    reason = "slower than in 0001_unversioned_*.json: median 40.000 ms then, 42.500 ms now, +6.2 %"
+    result.stdout.fnmatch_lines(["6 finalize  FAIL *", f"FAIL: 1 passed, 1 skipped; test_ttft {reason}"])
+    results = suite.results()
+    assert (results["verdict"], results["exit_status"]) == ("FAIL", 1)
+    assert "slower than" in results["regressions"][0]["reason"]
+    assert [phase["verdict"] for phase in results["phases"]] == ["FAIL", "EMPTY"]
+    for name in ("report.html", "evaluation_report.md", "junit.xml"):
+        assert "42.500 ms now" in (suite.runs()[-1] / name).read_text()
+
+
+def test_regression_counts_without_a_terminal_too(suite, monkeypatch):
+    """pytest-benchmark itself says nothing and ends with exit code 0 then."""
+    suite.model(a=PERF)
+    suite.spawn("--benchmark-autosave", "--benchmark-only", plugins="benchmark")
+    monkeypatch.setenv("TTFT", "0.0425")
+    again = ("--benchmark-only", "--benchmark-compare", "--benchmark-compare-fail=median:5%")
+    assert suite.spawn(*again, "-p", "no:terminal", plugins="benchmark").ret == 1
+    assert suite.results()["verdict"] == "FAIL"
+
+
+def test_times_of_another_checkpoint_or_length_are_not_compared(suite, monkeypatch):
+    suite.model(a=PERF)
+    suite.spawn("--benchmark-autosave", "--benchmark-only", plugins="benchmark")
+    saved = next((suite.path / ".benchmarks").rglob("*.json"))
+    content = json.loads(saved.read_text())
+    content["benchmarks"][0]["extra_info"]["checkpoint"] = "Llama-3.2-1B-Instruct"
+    saved.write_text(json.dumps(content))
+    result = suite.spawn("--benchmark-only", "--benchmark-compare", plugins="benchmark")
+    assert result.ret == 1
+    assert "checkpoint 'Llama-3.2-1B-Instruct' then, 'Tiny, random weights' now" in result.stdout.str()
+    assert "(0001_" not in result.stdout.str()  # no row of the other run in the table
+    assert suite.results()["verdict"] == "FAIL"
+
+
+@pytest.mark.slow
+def test_measurement_made_before_a_crash_is_in_the_file_and_compared(suite, monkeypatch):
+    dies = "\n@pytest.mark.phase6\ndef test_z_dies():\n    if os.environ.get('DIE'): os._exit(3)\n"
+    last = "\n@pytest.mark.phase6\ndef test_zz_last(npu_benchmark, device_clock):\n"
+    last += "    def run(): device_clock.seconds += 1\n    npu_benchmark(run)\n"
+    suite.model(a=PERF + dies + last)
+    save = ("--npu-supervise", "--benchmark-json=b.json")
+    suite.spawn(*save, "--benchmark-autosave", plugins="benchmark").assert_outcomes(passed=4)
+    whole = json.loads((suite.path / "b.json").read_text())["benchmarks"]
+    monkeypatch.setenv("DIE", "1")
+    monkeypatch.setenv("TTFT", "0.05")
+    compare = ("--benchmark-compare", "--benchmark-compare-fail=median:5%")
+    result = suite.spawn(*save, *compare, plugins="benchmark")
+    assert result.ret == 1
+    found = json.loads((suite.path / "b.json").read_text())["benchmarks"]
+    assert [bench["name"] for bench in found] == ["test_ttft", "test_zz_last"]
+    assert set(found[0]) == set(whole[0])
+    assert found[0]["stats"]["data"] == pytest.approx([0.05] * 3)
+    assert found[0]["extra_info"]["checkpoint"] == "Tiny, random weights"
+    assert "median 40.000 ms then, 50.000 ms now" in suite.results()["regressions"][0]["reason"]
+    result.stdout.fnmatch_lines(["FAIL: 1 crashed, 3 passed; test_ttft slower than*"])
 
 
 def test_comparing_times_of_different_devices_is_refused_with_the_reason(suite):

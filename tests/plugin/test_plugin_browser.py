@@ -33,6 +33,7 @@ FLAGS = [
 SECTIONS = [
     "phases",
     "failures",
+    "kernels",
     "topk",
     "diagnosis",
     "cache",

@@ -44,7 +44,7 @@ def one(*events: dict):
 
 def test_sample(report):
     assert report.verdict == "FAIL"
-    assert report.counts == {"error": 1, "failed": 1, "passed": 5, "blocked": 1}
+    assert report.counts == {"error": 1, "failed": 1, "passed": 6, "blocked": 1}
     assert {p.phase: p.verdict for p in report.phases} == {
         0: "PASS",
         1: "PASS",
@@ -299,3 +299,53 @@ def test_index_reads_the_newest_runs_and_counts_the_others(tmp_path):
     assert model.older == 45 - index.MAX_ROWS
     assert len(model.history) == index.MAX_HISTORY
     assert model.tpot == pytest.approx(11.87)
+
+
+def test_kernels_in_tier_are_counted_by_phase_and_shown_worst_first():
+    from pytest_npu.terminal import summary_lines
+
+    kernels = [("ok", 0, 1e-3), ("some", 3, 2e-3), ("more", 12, 2e-3), ("bad", 21, 9e-3)]
+    found = []
+    for name, over, error in kernels:
+        payload = sample_log.kernel_payload(name, over, error)
+        found += [
+            {"event": "test_start", "nodeid": name, "phase": 1},
+            {"event": "record", "nodeid": name, "kind": "phase1", "payload": payload},
+            phase(name, "call", "failed" if name == "bad" else "passed"),
+            {"event": "test_finish", "nodeid": name},
+        ]
+    report = build_run_report("m", found)
+    assert [(row.phase, row.in_tier) for row in report.phases] == [(1, 2)]
+    assert [(row.name, row.status) for row in view.kernels(report)] == [
+        ("bad", "FAIL"),
+        ("some", "in tier"),
+        ("more", "in tier"),
+        ("ok", "pass"),
+    ]
+    lines = summary_lines(report)
+    assert any("1 failed, 3 passed (2 in tier)" in line for line in lines)
+    assert "in tier: 2 of 4 kernels" in lines[-1]
+    assert "most in more: 12 of 147456, 20 allowed" in lines[-1]
+    assert results_of(report, "r")["phases"][0]["in_tier"] == 2
+    assert "| more | drain | 32 | 2.00e-03 | 4.00e-03 | 12 of 147456, 20 allowed |" in render_markdown(
+        report, "r"
+    )
+    assert not [kind for kind, _, _ in view.other_records(report) if kind.startswith("phase1")]
+
+
+def test_kernel_record_of_another_shape_is_listed_as_it_is():
+    report = build_run_report("m", [{"event": "record", "nodeid": "a", "kind": "phase1", "payload": [1]}])
+    assert report.kernels == []
+    assert view.other_records(report)[0][0] == "phase1, unexpected shape"
+
+
+def test_regression_fails_the_run_and_its_phase_but_not_the_test():
+    report, test = one(
+        {"event": "test_start", "nodeid": "a", "phase": 6},
+        phase("a", "call", "passed"),
+        {"event": "test_finish", "nodeid": "a"},
+        {"event": "regression", "nodeid": "a", "phase": 6, "reason": "slower than in x.json: +9 %"},
+        {"event": "session_finish", "exit_status": 1},
+    )
+    assert (test.outcome, report.verdict, report.phases[0].verdict) == ("passed", "FAIL", "FAIL")
+    assert view.headline(report) == "Performance: a slower than in x.json: +9 %."

@@ -72,6 +72,7 @@ def test_plain(): pass
     )
     result = suite.spawn("-n", "1", plugins="xdist")
     assert result.ret == 1
+    result.assert_outcomes(passed=2, errors=1, skipped=1)  # in the terminal as in the reports
     expected = {"test_plain": "passed", "test_one": "passed", "test_dies": "crashed", "test_later": "blocked"}
     assert suite.outcomes() == expected
     assert records(suite, "before", "tiny") == [42]

@@ -85,6 +85,7 @@ def render_report(report: RunReport, run: str) -> str:
             heat_maps=view.heat_maps(report),
             profile=profile,
             benchmarks=view.benchmarks(report),
+            kernels=view.kernels(report),
             tables=view.tables(report),
             kinds=[kind for kind in _KINDS if kind[0] in used],
             other_records=view.other_records(report),

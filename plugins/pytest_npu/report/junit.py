@@ -34,8 +34,8 @@ def render_junit(report: RunReport) -> str:
         "testsuite",
         {
             "name": _clean(report.model),
-            "tests": str(len(tests) + len(report.collect_errors)),
-            "failures": str(tags.count("failure")),
+            "tests": str(len(tests) + len(report.collect_errors) + len(report.regressions)),
+            "failures": str(tags.count("failure") + len(report.regressions)),
             "errors": str(tags.count("error") + len(report.collect_errors)),
             "skipped": str(tags.count("skipped")),
             "time": f"{report.ended_at - report.started_at:.3f}",
@@ -51,6 +51,13 @@ def render_junit(report: RunReport) -> str:
             suite, "testcase", {"classname": "", "name": _clean(error["nodeid"]), "time": "0"}
         )
         ET.SubElement(case, "error", {"message": "collection failure"}).text = _clean(str(error["longrepr"]))
+    for entry in report.regressions:  # the test itself passed: the comparison is a case of its own
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            {"classname": "benchmark-compare", "name": _clean(entry["nodeid"]), "time": "0"},
+        )
+        ET.SubElement(case, "failure", {"message": _clean(entry["reason"])})
     for test in tests:
         _add_case(suite, test)
     root = ET.Element("testsuites", {"name": "pytest-npu"})

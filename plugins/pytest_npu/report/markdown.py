@@ -54,7 +54,13 @@ def render_markdown(report: RunReport, run: str) -> str:
         ("phase", "verdict", "tests", "time"),
         [(f"{r.number} {r.title}", r.verdict, r.tests, r.duration) for r in view.phase_rows(report)],
     )
-    lines += _problem_lines(report) + _gate_lines(report) + _diagnosis_lines(report) + _time_lines(report)
+    lines += (
+        _problem_lines(report)
+        + _kernel_lines(report)
+        + _gate_lines(report)
+        + _diagnosis_lines(report)
+        + _time_lines(report)
+    )
     for table in view.tables(report):
         lines += [f"## {_cell(table.title)}", "", table.note, ""]
         lines += _table(tuple(table.columns), [tuple(row) for row in table.rows])
@@ -67,9 +73,11 @@ def render_markdown(report: RunReport, run: str) -> str:
 
 def _problem_lines(report: RunReport) -> list[str]:
     problems = view.problems(report)
-    if not problems and not report.collect_errors and not report.crashes:
+    if not problems and not report.collect_errors and not report.crashes and not report.regressions:
         return []
     lines = ["## Failures", ""]
+    for entry in report.regressions:
+        lines += [f"### {_cell(entry['nodeid'].rpartition('::')[2])}: {_cell(entry['reason'])}", ""]
     for error in report.collect_errors:
         lines += [f"### {error['nodeid']} could not be collected", "", *_block(str(error["longrepr"]))]
     for crash in report.crashes:
@@ -114,6 +122,15 @@ def _gate_lines(report: RunReport) -> list[str]:
         )
         lines += _table(head, rows)
     return lines
+
+
+def _kernel_lines(report: RunReport) -> list[str]:
+    rows = [
+        (row.name, row.method, row.cores, row.error, row.limit, row.over, row.provenance, row.status)
+        for row in view.kernels(report)
+    ]
+    head = ("kernel", "method", "cores", "mean rel. L1", "limit", "elements over", "registry row", "verdict")
+    return ["## Kernels", "", *_table(head, rows)] if rows else []
 
 
 def _diagnosis_lines(report: RunReport) -> list[str]:

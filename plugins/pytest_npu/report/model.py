@@ -63,11 +63,37 @@ class PhaseSummary:
     duration_s: float
     lock_wait_s: float
     verdict: str
+    #: Kernels that passed with elements beyond the tolerance.
+    in_tier: int = 0
 
     @property
     def title(self) -> str:
         """`6 finalize`, or `no phase`."""
         return "no phase" if self.phase is None else f"{self.phase} {PHASES.get(self.phase, '')}".strip()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel at one shape against its fp32 reference: a record of kind `phase1`."""
+
+    nodeid: str
+    payload: dict[str, Any]
+
+    @property
+    def status(self) -> str:
+        """`pass`, `in tier, n elements over` or `FAIL`."""
+        return str(self.payload.get("status", ""))
+
+    @property
+    def in_tier(self) -> bool:
+        """Passed, with elements beyond the tolerance: no more than the arithmetic of the device explains."""
+        return self.status.startswith("in tier")
+
+    @property
+    def elements(self) -> dict[str, Any]:
+        """Counts of elements: over, allowed, expected, total, and the worst distance."""
+        found = self.payload.get("elements")
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass
@@ -92,6 +118,8 @@ class RunReport:
     collect_errors: list[dict[str, Any]] = field(default_factory=list)
     retries: list[dict[str, Any]] = field(default_factory=list)
     interrupts: list[str] = field(default_factory=list)
+    #: Measurements that became slower, or that cannot be compared with the saved ones: nodeid, phase, reason.
+    regressions: list[dict[str, Any]] = field(default_factory=list)
     poisoned: str = ""
 
     @property
@@ -104,7 +132,7 @@ class RunReport:
     @property
     def verdict(self) -> str:
         """PASS, FAIL, INCOMPLETE or EMPTY. Nothing passes because it did not run."""
-        if any(not crash.get("nodeid") for crash in self.crashes):
+        if self.regressions or any(not crash.get("nodeid") for crash in self.crashes):
             return "FAIL"
         return _verdict(self.counts, complete=self.finished and not self.interrupts)
 
@@ -123,8 +151,19 @@ class RunReport:
             counts,
             sum(t.duration_s for t in tests),
             sum(t.lock_wait_s for t in tests),
-            "BLOCKED" if counts and set(counts) == {"blocked"} else _verdict(counts, complete=True),
+            self._phase_verdict(phase, counts),
+            sum(kernel.in_tier for kernel in self.kernels if kernel.nodeid in {t.nodeid for t in tests}),
         )
+
+    def _phase_verdict(self, phase: int | None, counts: dict[str, int]) -> str:
+        if any(regression.get("phase") == phase for regression in self.regressions):
+            return "FAIL"
+        return "BLOCKED" if counts and set(counts) == {"blocked"} else _verdict(counts, complete=True)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """Kernels that were judged alone, in the order of the tests."""
+        return [Kernel(record.get("nodeid") or "", record["payload"]) for record in self.records_of("phase1")]
 
     def records_of(self, kind: str) -> list[dict[str, Any]]:
         """Records of one kind in the order they were made, each with `nodeid`, `kind` and `payload`."""
@@ -263,7 +302,7 @@ def _on_record(report: RunReport, event: Event) -> None:
         entries is None
         or (isinstance(entries, list) and all(isinstance(entry, entry_type) for entry in entries))
     )
-    known = kind in _LISTS or kind == "benchmark"
+    known = kind in _LISTS or kind in ("benchmark", "phase1")
     report.records.append(event if fits or not known else {**event, "kind": f"{kind}, unexpected shape"})
 
 
@@ -331,6 +370,7 @@ _HANDLERS = {
     "lock": lambda report, event: report.locks.append(event),
     "retry": lambda report, event: report.retries.append(event),
     "crash": _on_crash,
+    "regression": lambda report, event: report.regressions.append(event),
     "poisoned": _on_poisoned,
     "interrupt": _on_interrupt,
 }

@@ -35,6 +35,7 @@ def results_of(report: RunReport, run: str) -> dict[str, Any]:
             {
                 "phase": phase.phase,
                 "verdict": phase.verdict,
+                "in_tier": phase.in_tier,
                 "counts": phase.counts,
                 "duration_s": round(phase.duration_s, 3),
                 "lock_wait_s": round(phase.lock_wait_s, 3),
@@ -59,6 +60,9 @@ def results_of(report: RunReport, run: str) -> dict[str, Any]:
         "deselected": report.deselected,
         "crashes": [
             {key: crash.get(key) for key in ("nodeid", "cause", "detail")} for crash in report.crashes
+        ],
+        "regressions": [
+            {"nodeid": entry["nodeid"], "reason": entry["reason"]} for entry in report.regressions
         ],
         "interrupts": report.interrupts,
         "poisoned": report.poisoned,

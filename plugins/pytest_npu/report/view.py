@@ -14,7 +14,7 @@ from .plots import Bar, HeatMap, LinePlot, breakdown_bars, cache_heat_maps, cosi
 from .timing import Timing, timing_of
 
 #: Record kinds that have a section of their own.
-KNOWN_KINDS = frozenset({"topk_gate", "diagnosis", "profile", "benchmark", "cache_check", "table"})
+KNOWN_KINDS = frozenset({"topk_gate", "diagnosis", "profile", "benchmark", "cache_check", "table", "phase1"})
 
 VERDICT_CLASS = {
     "PASS": "good",
@@ -106,6 +106,9 @@ def headline(report: RunReport) -> str:
         why = report.interrupts[-1] if report.interrupts else "the run ended without finishing"
         return f"Not every selected test ran to its end: {why}."
     worst = next((t for t in report.tests.values() if t.outcome in BAD), None)
+    if worst is None and report.regressions:
+        first = report.regressions[0]
+        return f"Performance: {first['nodeid'].rpartition('::')[2]} {first['reason']}."
     if worst is None:
         return (
             "Some tests could not be collected." if report.collect_errors else "Blocked by an earlier phase."
@@ -166,6 +169,7 @@ def phase_rows(report: RunReport) -> list[PhaseRow]:
         wait = duration_text(phase.lock_wait_s) if phase.lock_wait_s else ""
         css = VERDICT_CLASS[phase.verdict]
         counts = count_text(phase.counts)
+        counts += f" ({phase.in_tier} in tier)" if phase.in_tier else ""
         rows.append(PhaseRow(label, title, phase.verdict, css, counts, duration_text(phase.duration_s), wait))
     return rows
 
@@ -280,6 +284,47 @@ def benchmarks(report: RunReport) -> list[dict[str, Any]]:
         milliseconds = {key: "–" if value is None else f"{value * 1e3:.3f}" for key, value in times.items()}
         found.append({**payload, **milliseconds})
     return found
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel at one shape: how far it is from its fp32 reference, beside what is allowed."""
+
+    name: str
+    method: str
+    cores: str
+    error: str
+    limit: str
+    over: str
+    provenance: str
+    status: str
+    css: str
+
+
+def kernels(report: RunReport) -> list[KernelRow]:
+    """Kernels that were judged alone: those that failed first, then those in tier, then the others."""
+    rows = []
+    for kernel in report.kernels:
+        payload, elements = kernel.payload, kernel.elements
+        baseline = payload.get("baseline") if isinstance(payload.get("baseline"), dict) else {}
+        limit, error = number((baseline or {}).get("limit")), number(payload.get("mean_rel_L1"))
+        css = "bad" if kernel.status == "FAIL" else "warn" if kernel.in_tier else "good"
+        rows.append(
+            KernelRow(
+                str(payload.get("kernel")),
+                str(payload.get("method") or ""),
+                str(payload.get("cores") or ""),
+                "" if error is None else f"{error:.2e}",
+                "" if limit is None else f"{limit:.2e}",
+                f"{elements.get('over')} of {elements.get('total')}, {elements.get('allowed')} allowed"
+                if elements
+                else "",
+                str(payload.get("provenance") or "no row"),
+                "in tier" if kernel.in_tier else kernel.status,
+                css,
+            )
+        )
+    return sorted(rows, key=lambda row: ("bad", "warn", "good").index(row.css))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BAD_CHECKPOINT, OUT_OF_SCOPE, USAGE, DeployError
+from .errors import BAD_CHECKPOINT, OUT_OF_SCOPE, PRECONDITION, USAGE, DeployError
 
 if TYPE_CHECKING:
     from llms.checkpoints import Checkpoint, TensorEntry
@@ -185,6 +185,7 @@ def check_tokenizer(folder: Path, config: ModelConfig) -> bool:
     from transformers import AutoTokenizer
 
     from llms.verify.chat import encode_prompt
+    from llms.verify.deployment import GENERATED
     from llms.verify.prompts import PromptStyle, load_prompts
 
     try:
@@ -196,6 +197,13 @@ def check_tokenizer(folder: Path, config: ModelConfig) -> bool:
             "add the complete tokenizer files of the model",
             BAD_CHECKPOINT,
         ) from error
+    least = len(encode_prompt(tokenizer, "A", "base").ids) + GENERATED
+    if config.max_position < least:
+        raise DeployError(
+            f"{folder}: max_position_embeddings is {config.max_position}; the gates generate {GENERATED} "
+            f"tokens behind a prompt, which takes at least {least} positions",
+            PRECONDITION,
+        )
     chat = bool(getattr(tokenizer, "chat_template", None))
     style: PromptStyle = "instruct" if chat else "base"
     for text in load_prompts(style):

@@ -35,6 +35,8 @@ from llms.verify.topk import N_TOKENS, K
 
 ADAPTER = "verify_adapter.py"
 MAX_SEQ = 2048
+# Tokens that a gate generates at most: those of the token-set gate, and the decode step that is profiled.
+GENERATED = N_TOKENS + 1
 # Positions that hold every chat prompt of the sets with its generation: nothing has to be encoded to know it.
 _ROOMY = 512
 CONFIG_FIELDS = ("n_layers", "emb_dim", "n_kv_heads", "head_dim")
@@ -246,11 +248,19 @@ class Deployment:
         return "instruct" if has_template and self._chat_fits() else "base"
 
     def _chat_fits(self) -> bool:
-        limit = getattr(self.config(), "max_position", None)
-        if limit is None or limit >= _ROOMY or not getattr(self.tokenizer, "chat_template", None):
+        room = self.prompt_room
+        if room is None or not getattr(self.tokenizer, "chat_template", None):
             return True
-        longest = max(len(self.encode(text, "instruct")) for text in load_prompts("instruct"))
-        return longest + N_TOKENS <= int(limit)
+        return max(len(self.encode(text, "instruct")) for text in load_prompts("instruct")) <= room
+
+    @property
+    def prompt_room(self) -> int | None:
+        """Tokens that a prompt may have, so that the model's positions hold the generation of every gate too.
+
+        None where every prompt of the sets fits anyway.
+        """
+        limit = getattr(self.config(), "max_position", None)
+        return None if limit is None or limit >= _ROOMY else int(limit) - GENERATED
 
     def encode(self, text: str, style: PromptStyle | None = None) -> EncodedPrompt:
         """Encode one prompt in the given style (default: the model's), chat template applied once."""
@@ -259,9 +269,31 @@ class Deployment:
     def prompts(
         self, n: int | None = None, style: PromptStyle | None = None, *, file: Path | None = None
     ) -> tuple[EncodedPrompt, ...]:
-        """Return the first ``n`` prompts (all when None) of the style's set or of ``file``, encoded."""
+        """Return the first ``n`` prompts (all when None) of the style's set or of ``file``, encoded.
+
+        A model of few positions gets the beginning of a prompt of the set, see :attr:`prompt_room`; ``text``
+        is what was encoded. A user's prompts are never cut.
+
+        Raises:
+            DeploymentError: not even the first letter of a prompt leaves room for the generation.
+        """
         chosen = style or self.prompt_style
-        return tuple(self.encode(text, chosen) for text in load_prompts(chosen, n, file=file))
+        fit = self._fitting if file is None else self.encode
+        return tuple(fit(text, chosen) for text in load_prompts(chosen, n, file=file))
+
+    def _fitting(self, text: str, style: PromptStyle) -> EncodedPrompt:
+        """Encode a prompt; while it is too long, leave out its last word, and of a single word letters."""
+        whole, room = text, self.prompt_room
+        prompt = self.encode(text, style)
+        while room is not None and len(prompt) > room:
+            text = text.rpartition(" ")[0] or text[:-1]
+            if not text:
+                raise DeploymentError(
+                    f"{self.name}: prompt {whole!r} and {GENERATED} generated tokens do not fit the model's "
+                    f"{self.config().max_position} positions, however short the prompt is cut"
+                )
+            prompt = self.encode(text, style)
+        return prompt
 
     def runner(self, max_seq: int = MAX_SEQ, *, npu_attn: bool = True, lite_mode: bool = False) -> NpuRunner:
         """Return the device side, built once per set of arguments.

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from llms.verify.chat import EncodedPrompt
-from llms.verify.deployment import Deployment
+from llms.verify.deployment import GENERATED, Deployment
 from llms.verify.gates import GateOutcome
 from llms.verify.hf_facts import expected_tensors, rotary_tables
 from llms.verify.phase0_config import config_read_back
 from llms.verify.phase0_weights import weight_ledger
+from llms.verify.prompts import load_prompts
 from llms.verify.reference import HFReference
 from llms.verify.topk import N_TOKENS
 
@@ -149,6 +150,11 @@ def tokens(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOK
     if vocabulary is not None:
         wrong, notes = vocabulary_problems(own, int(vocabulary), deployment.checkpoint.path)
         problems += wrong
+    if not {row["text"] for row in rows} <= set(load_prompts(deployment.prompt_style)):
+        notes.append(
+            f"prompts are cut to {deployment.prompt_room} tokens: the model's positions must hold "
+            f"{GENERATED} generated ones too"
+        )
     if len(deployment.tokenizer) != len(own):
         problems.append(
             f"the deployment uses a tokenizer of {len(deployment.tokenizer)} tokens, the checkpoint's own "

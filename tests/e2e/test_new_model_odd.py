@@ -86,6 +86,7 @@ MODELS = {
     "short-context": Odd(
         "llama", {"max_position_embeddings": 96, "vocab_size": 2304}, tokenizer_of="smollm2_135m"
     ),
+    "forty-positions": Odd("llama", {"max_position_embeddings": 40}),
     "between-two-buckets": Odd(
         "llama",
         {"max_position_embeddings": 200, "num_key_value_heads": 1, "vocab_size": 2304},

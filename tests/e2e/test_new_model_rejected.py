@@ -144,6 +144,12 @@ CASES: dict[str, tuple[str, Spoil, int, str]] = {
     "missing-field": ("llama32_1b", config(rms_norm_eps="absent"), BAD, "field 'rms_norm_eps' is missing"),
     "no-tokenizer": ("llama32_1b", no_tokenizer, BAD, "tokenizer"),
     "small-vocabulary": ("llama32_1b", config(vocab_size=100), BAD, "config.json makes it 100 x 256"),
+    "no-room-to-generate": (
+        "smollm2_135m",
+        config(max_position_embeddings=33),
+        errors.PRECONDITION,
+        "takes at least 35 positions",
+    ),
     "cut-file": ("llama32_1b", cut_file, BAD, "truncated"),
 }
 

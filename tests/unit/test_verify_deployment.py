@@ -161,3 +161,39 @@ def test_our_own_model_is_found_by_name_and_path(name: Any) -> None:
     assert deployment.adapter.__name__ == "llms.smollm2_135m.verify_adapter"
     assert deployment.config().n_layers == 30
     assert len(deployment.adapter.MODEL_CHOICES) >= 1
+
+
+class Letters:
+    """A tokenizer with one token per letter."""
+
+    chat_template = None
+    bos_token_id = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def short_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: int) -> Deployment:
+    monkeypatch.setattr(Deployment, "tokenizer", Letters())
+    adapter = ADAPTER.replace("head_dim=4)", f"head_dim=4, max_position={positions})")
+    return Deployment.from_folder(write(tmp_path, adapter, f"model_of_{positions}"))
+
+
+def test_prompts_of_a_short_context_leave_room_for_the_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = short_model(tmp_path, monkeypatch, 512).prompts(2, "base")
+    assert whole[0].text == "The capital of France is"
+    cut = short_model(tmp_path, monkeypatch, 45).prompts(2, "base")
+    assert [prompt.text for prompt in cut] == ["The capital", "Water boils"]
+    assert max(map(len, cut)) + 33 <= 45
+    assert [len(prompt) for prompt in short_model(tmp_path, monkeypatch, 34).prompts(2, "base")] == [1, 1]
+    with pytest.raises(DeploymentError, match="33 generated tokens do not fit the model's 33 positions"):
+        short_model(tmp_path, monkeypatch, 33).prompts(1, "base")
+
+
+def test_prompts_of_a_user_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("A prompt that is a little longer than that\n")
+    (prompt,) = short_model(tmp_path, monkeypatch, 45).prompts(style="base", file=file)
+    assert len(prompt) == 42

@@ -148,7 +148,7 @@ CASES: dict[str, tuple[str, Spoil, int, str]] = {
         "smollm2_135m",
         config(max_position_embeddings=33),
         errors.PRECONDITION,
-        "takes at least 35 positions",
+        "takes at least 34 positions",
     ),
     "cut-file": ("llama32_1b", cut_file, BAD, "truncated"),
 }

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from llms.checkpoints import Checkpoint, CheckpointError, cache_root, resolve
+from llms.verify.adopted_process import AdoptedError, Ended, run_worker
 from llms.verify.chat import EncodedPrompt, encode_prompt
 from llms.verify.prompts import STYLES, PromptStyle, load_prompts
 from llms.verify.records import Array
@@ -31,11 +29,9 @@ from llms.verify.reference import HFReference, ReferenceRun
 from llms.verify.reference_cache import ReferenceCache
 from llms.verify.topk import K, TokenStep, TokenTrace
 
-WORKER = Path(__file__).with_name("adopted_worker.py")
 ADAPTER = "verify_adapter.py"
 #: Length that the examples compile their prefill for (mlir-air e972f2942).
 MAX_SEQ = 2048
-LOG_TAIL = 4000
 CONFIG_FIELDS = {
     "n_layers": "num_hidden_layers",
     "emb_dim": "hidden_size",
@@ -46,10 +42,6 @@ CONFIG_FIELDS = {
     "vocab_size": "vocab_size",
 }
 PROMPT_FILES = ("prompts.txt", "verify_prompts.txt", "prompts_{style}.txt", "prompts/{style}.txt")
-
-
-class AdoptedError(Exception):
-    """The adapter could not be judged; the text says at which stage and why."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +100,7 @@ class Adopted:
         self.folder = folder
         self.name = folder.name
         self.settings = settings
+        self.remarks: dict[str, None] = {}
 
     # -- facts about the adapter -------------------------------------------------------------
 
@@ -244,39 +237,36 @@ class Adopted:
             }
             asked = Path(work) / "request.json"
             asked.write_text(json.dumps(content), encoding="utf-8")
-            log = self._run_worker(asked)
+            cwd = self._working_folder()
+            ended = run_worker(asked, answer, cwd, self.settings.limit_s)
             if not answer.is_file():
-                raise AdoptedError(f"the process of the adapter died\n{log[-LOG_TAIL:]}")
+                raise AdoptedError(f"the process of the adapter died ({ended.how})\n{ended.printed}")
             values = json.loads(answer.read_text(encoding="utf-8"))
             failed = values.get("failed")
             if failed:
-                raise AdoptedError(f"{failed['stage']}: {failed['error']}\n{failed['traceback']}")
+                printed = f"\nprinted before:\n{ended.printed}" if ended.printed else ""
+                raise AdoptedError(
+                    f"{failed['stage']}: {failed['error']} (started in {cwd})\n{failed['traceback']}{printed}"
+                )
             with np.load(answer.with_suffix(".npz")) as stored:
                 arrays = {name: stored[name] for name in stored.files}
+        self._remark(values["threads"], ended)
         return Answered(values, arrays)
 
-    def _run_worker(self, request: Path) -> str:
-        process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(request)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=self._working_folder(),
-            start_new_session=True,
-        )
-        try:
-            return process.communicate(timeout=self.settings.limit_s or None)[0]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            log = process.communicate()[0]
-            raise AdoptedError(
-                f"the adapter did not answer within {self.settings.limit_s:.0f} s\n{log[-LOG_TAIL:]}"
-            ) from None
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise
+    def _remark(self, threads: list[str], ended: Ended) -> None:
+        if threads:
+            self.remarks[f"leaves threads running that its process waits for ({', '.join(threads[:3])})"] = (
+                None
+            )
+        if ended.left:
+            self.remarks[f"leaves {ended.left} processes behind, which keep the device; they were ended"] = (
+                None
+            )
+
+    def take_remarks(self) -> tuple[str, ...]:
+        """What the processes of the adapter did since the last call."""
+        taken, self.remarks = tuple(self.remarks), {}
+        return taken
 
     def _working_folder(self) -> Path:
         """The build folder of the example's Makefile when it is there, else one of ours."""

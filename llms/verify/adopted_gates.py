@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ from llms.verify.adopted import CONFIG_FIELDS, MAX_SEQ, Adopted, Answered, Verdi
 from llms.verify.capture import DiagnosisCapture
 from llms.verify.diagnosis import cosines, diagnose
 from llms.verify.gates import diagnosis_problems
+from llms.verify.ladder_capture import ForcedCapture
+from llms.verify.ladder_rungs import Pair, plain_reference
 from llms.verify.records import Array, PrefillRecord
 from llms.verify.report_model import describe_failure, diagnosis_payload, topk_gate_payload
+from llms.verify.thresholds import Thresholds
 from llms.verify.topk import judge
 
 #: Cosine of two logit rows that are the same row, computed by one device in different programs.
@@ -119,6 +123,39 @@ def token_set(adopted: Adopted) -> Verdict:
     payload = topk_gate_payload(result, [prompt.text for prompt in prompts], adopted.tokenizer)
     payload["pyxrt"] = answer.values["pyxrt"]
     return Verdict(result.ok, "topk_gate", payload, "" if result.ok else describe_failure(payload))
+
+
+def continuation(adopted: Adopted) -> Verdict:
+    """Both sides fed the reference's tokens: every step is compared, not only those up to a divergence.
+
+    A decode fault behind an early harmless divergence and a common factor on the logits show here, which the
+    token-set gate cannot see. The limit is the one against plain HF bf16: that of the checkpoint where it was
+    measured, else the largest one measured.
+    """
+    settings, prompts = adopted.settings, adopted.prompts()
+    hf = adopted.reference([(f"prompt {i}", p.ids, settings.n_tokens) for i, p in enumerate(prompts)])
+    fed = [[step.token for step in run.trace.steps[:-1]] for run in hf]
+    jobs: list[dict[str, Any]] = [
+        {
+            "name": f"prompt {i}",
+            "ids": list(p.ids),
+            "n_tokens": settings.n_tokens,
+            "forced": fed[i],
+            "keep_logits": True,
+        }
+        for i, p in enumerate(prompts)
+    ]
+    answer = adopted.capture(jobs, lite_mode=True)
+    pairs = []
+    for i, (prompt, run) in enumerate(zip(prompts, hf, strict=True)):
+        index, seen = answer.job(f"prompt {i}")
+        tokens = tuple(step["token"] for step in seen["steps"])
+        npu = ForcedCapture(tuple(prompt.ids), tuple(fed[i]), tokens, answer.arrays[f"{index}/logits"])
+        plain: Any = run.run or SimpleNamespace(logits=run.logits, keys=np.empty(0))
+        pairs.append(Pair(i, prompt.text, npu, None, plain, adopted.tokenizer))
+    limits = Thresholds.recorded(adopted.checkpoint) or Thresholds.for_model("")
+    result = plain_reference(pairs, limits)
+    return _verdict("adopted_continuation", list(result.failures), [], dict(result.data))
 
 
 def end_of_text(adopted: Adopted) -> Verdict:
@@ -298,6 +335,7 @@ GATES = (
     Gate("records", 3, records),
     Gate("consistency", 3, consistency),
     Gate("topk_gate", 6, token_set),
+    Gate("continuation", 6, continuation),
     Gate("end_of_text", 6, end_of_text),
     Gate("diagnosis", 6, diagnosis),
 )

@@ -13,10 +13,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import json
+import os
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Sequence
@@ -32,10 +35,26 @@ RECORD_FIELDS = ("layer_intermediates", "final_hidden_normed", "logits_at_pred",
 
 
 class Stage:
-    """Remembers what the worker is doing, for the answer of a failing one."""
+    """Remembers what the worker is doing, for the answer of a failing one.
+
+    An adapter that forks and lets its child run on would have every job done twice: the child ends at its
+    next stage.
+    """
 
     def __init__(self) -> None:
-        self.name = "start"
+        self._pid = os.getpid()
+        self._name = "start"
+
+    @property
+    def name(self) -> str:
+        """What is being done."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)
+        self._name = name
 
 
 def top_k(logits: Any, k: int) -> list[int]:
@@ -44,11 +63,23 @@ def top_k(logits: Any, k: int) -> list[int]:
     return [int(token) for token in np.lexsort((np.arange(values.size), -values))[:k]]
 
 
-def step_of(token: Any, logits: Any, k: int) -> Answer:
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """What an adapter handed over as a numpy array: lists and torch tensors, too (bf16 ones as float32)."""
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        return np.asarray(tensor.float() if "bfloat16" in str(tensor.dtype) else tensor)
+    return np.asarray(value)
+
+
+def row_of(logits: Any) -> np.ndarray[Any, Any]:
+    """Logits as a float32 copy [vocab]."""
+    return np.array(as_array(logits), np.float32).reshape(-1)
+
+
+def step_of(token: Any, row: np.ndarray[Any, Any], k: int) -> Answer:
     """One generated token as the token-set gate sees it."""
-    row = np.asarray(logits).astype(np.float32).reshape(-1)
     return {
-        "token": int(token),
+        "token": int(as_array(token)),
         "topk": top_k(row, k),
         "finite": bool(np.isfinite(row).all()),
         "vocab": int(row.size),
@@ -71,8 +102,23 @@ def prepare_imports(folder: Path, silicon: bool) -> None:
         sys.path[:0] = [str(entry) for entry in parents]
     else:
         sys.path.insert(0, str(folder.parent.parent))
+    sys.meta_path.append(RelativeFinder(folder))
+    sys.argv[:] = [str(folder / "verify_adapter.py")]  # of what parses arguments when it is imported
     if not silicon and importlib.util.find_spec("npu_twin") is not None:
         sys.meta_path.insert(0, TwinFinder())
+
+
+class RelativeFinder:
+    """Finds modules by relative entries of sys.path, as if started in the adapter's folder or its build."""
+
+    def __init__(self, folder: Path) -> None:
+        self._starts = (folder / "build", folder)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Part of the import protocol; asked last."""
+        entries = [Path(entry) for entry in sys.path if entry and not Path(entry).is_absolute()]
+        places = [os.path.normpath(start / entry) for start in self._starts for entry in entries]
+        return importlib.machinery.PathFinder.find_spec(name, places) if path is None else None
 
 
 class TwinFinder:
@@ -153,16 +199,25 @@ def describe(request: Answer, stage: Stage) -> Answer:
     stage.name = "hf_reference"
     reference = str(adapter.hf_reference(name)) if callable(getattr(adapter, "hf_reference", None)) else name
     stage.name = "checkpoint"
-    find = getattr(adapter, "checkpoint", None)  # our own adapters know where their weights are
     return {
         "problems": problems,
-        "folder": str(find(reference).path) if callable(find) else None,
+        "folder": checkpoint_folder(adapter, reference, Path(request["folder"])),
         "choices": {str(key): str(value) for key, value in choices.items()},
         "model_name": name,
         "reference": reference,
         "own_reference": callable(getattr(adapter, "build_hf_model", None)),
         "config": {key: value for key, value in fields.items() if isinstance(value, (int, float, str, bool))},
     }
+
+
+def checkpoint_folder(adapter: Any, name: str, folder: Path) -> str | None:
+    """Where the weights are when that is known here: our own adapters say so, others may name a folder."""
+    find = getattr(adapter, "checkpoint", None)
+    if callable(find):
+        found = getattr(find(name), "path", None)
+        return str(found) if found is not None else None
+    places = [Path(name), folder / name]
+    return next((str(place.resolve()) for place in places if (place / "config.json").is_file()), None)
 
 
 def tokenizer_of(path: str) -> Any:
@@ -220,16 +275,17 @@ class Spy:
 
 def arrays_of(record: Any) -> dict[str, Any]:
     """The arrays of a prefill record by name, exactly the objects the adapter handed over."""
-    found = {f"layer {i}": layer.get("ffn_out") for i, layer in enumerate(record.layer_intermediates)}
+    layers = enumerate(record.layer_intermediates or ())
+    found = {f"layer {i}": (layer or {}).get("ffn_out") for i, layer in layers}
     found["final_hidden_normed"] = record.final_hidden_normed
     found["logits_at_pred"] = record.logits_at_pred
-    return {name: value for name, value in found.items() if value is not None and np.size(value)}
+    return {name: value for name, value in found.items() if value is not None and as_array(value).size}
 
 
 def digests(arrays: dict[str, Any]) -> dict[str, str]:
     """Content of arrays, to see later whether it changed."""
     return {
-        name: hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        name: hashlib.sha256(np.ascontiguousarray(as_array(value)).tobytes()).hexdigest()
         for name, value in arrays.items()
     }
 
@@ -304,22 +360,22 @@ class Capture:
             return {**answer, "problems": [f"the prefill record has no {', '.join(missing)}"]}
         handed = arrays_of(record)
         before = digests(handed)
-        row = np.array(record.logits_at_pred, np.float32).reshape(-1)
+        row = row_of(record.logits_at_pred)
         answer["steps"] = [step_of(record.top1_token, row, self.k)]
         if job.get("keep_logits"):
             rows = [row]
-        answer["shapes"] = {name: list(np.shape(value)) for name, value in handed.items()}
+        answer["shapes"] = {name: list(as_array(value).shape) for name, value in handed.items()}
         if job.get("inside"):
             answer["spy"] = spy.answer()
             answer["shared_memory"] = sharing(handed)
-            answer["n_layers"] = len(record.layer_intermediates)
+            answer["n_layers"] = len(record.layer_intermediates or ())
             for name, value in handed.items():
-                self.arrays[f"{index}/{name}"] = np.array(value, np.float32)
+                self.arrays[f"{index}/{name}"] = np.array(as_array(value), np.float32)
         forced = job.get("forced")
         for step in range(job["n_tokens"] - 1):
             token = int(forced[step]) if forced is not None else answer["steps"][-1]["token"]
             done = runner.decode_step(token, ids.size + step)
-            row = np.array(done.lm_head_logits, np.float32).reshape(-1)
+            row = row_of(done.lm_head_logits)
             answer["steps"].append(step_of(done.top1_token, row, self.k))
             if job.get("keep_logits"):
                 rows.append(row)
@@ -399,11 +455,20 @@ def main(arguments: Sequence[str]) -> int:
                 "traceback": "".join(lines[-12:]),
             }
         }
+    stage.name = "answer"  # a child that the adapter forked ends here
     answer["pyxrt"] = (
         "npu_twin.pyxrt" if TwinFinder.used else getattr(sys.modules.get("pyxrt"), "__file__", None)
     )
-    np.savez(target.with_suffix(".npz"), **arrays)
+    own = threading.current_thread()
+    left = [t.name for t in threading.enumerate() if t is not own and not t.daemon]
+    answer["threads"] = left
+    with target.with_suffix(".npz").open("wb") as file:
+        np.savez(file, **arrays)
     write(target, answer)
+    if left:  # the interpreter would wait for them for ever
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

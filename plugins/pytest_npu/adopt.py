@@ -119,7 +119,7 @@ def _shown(path: Path, root: Path) -> str:
 
 
 def _announce(state: NpuState, adopted: Adopted) -> None:
-    from llms.verify.adopted import AdoptedError
+    from llms.verify.adopted_process import AdoptedError
 
     try:
         facts = adopted.facts()
@@ -137,7 +137,7 @@ class AdoptedGate(pytest.Item):
 
     def runtest(self) -> None:
         """Judge; a verdict that is not ok, or an adapter that cannot be judged, fails."""
-        from llms.verify.adopted import AdoptedError
+        from llms.verify.adopted_process import AdoptedError
 
         parent = self.parent
         assert isinstance(parent, AdoptedAdapter)
@@ -150,7 +150,7 @@ class AdoptedGate(pytest.Item):
         state.emit(
             "record", model=adopted.name, nodeid=self.nodeid, kind=verdict.kind, payload=verdict.payload
         )
-        for note in verdict.notes:
+        for note in (*verdict.notes, *adopted.take_remarks()):
             warnings.warn(AdoptedWeakness(f"{adopted.name}, {self.gate.name}: {note}"), stacklevel=1)
         if not verdict.ok:
             raise GateFailed(f"{adopted.name}, {self.gate.name}:\n{verdict.message}")

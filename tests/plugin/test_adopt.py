@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 EXAMPLE = Path(__file__).parents[1] / "silicon" / "adopted_example"
-GATES = ["contract", "records", "consistency", "topk_gate", "end_of_text", "diagnosis"]
+GATES = ["contract", "records", "consistency", "topk_gate", "continuation", "end_of_text", "diagnosis"]
 TEXT = "the quick fox jumps over the lazy dog a river runs through the old town and nobody saw it at all"
 
 
@@ -98,6 +98,7 @@ def test_sloppy_adapter_fails_where_its_habits_matter(both: Adoption) -> None:
         "records": "failed",
         "consistency": "passed",
         "topk_gate": "passed",
+        "continuation": "passed",
         "end_of_text": "failed",
         "diagnosis": "failed",
     }, both.text

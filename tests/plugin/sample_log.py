@@ -91,14 +91,83 @@ def profile_payload(ttft: float = 41.3, tpot: float = 11.87) -> dict[str, Any]:
 
 
 def cache_payload(layers: int = 30, heads: int = 3) -> dict[str, Any]:
-    rows = []
-    for tensor in ("k", "v"):
-        for layer in range(layers):
-            for head in range(heads):
-                distance = 10 ** (-5.5 + 4.0 * layer / layers + (0.9 if (layer + head) % 7 == 0 else 0.0))
-                row = {"layer": layer, "head": head, "tensor": tensor, "cos_min": 1 - distance}
-                rows.append({**row, "norm_ratio": 1.001, "position": 3})
-    return {"rows": rows}
+    """Two prompts; the first is the worse one everywhere, and once beyond the limit of the ladder's rung."""
+
+    def matrix(scale: float) -> list[list[float]]:
+        return [
+            [
+                1 - scale * 10 ** (-5.5 + 3.0 * layer / layers + (0.9 if (layer + head) % 7 == 0 else 0.0))
+                for head in range(heads)
+            ]
+            for layer in range(layers)
+        ]
+
+    prompts = []
+    for index, scale in enumerate((1.0, 0.1)):
+        ratios = [[1.001] * heads for _ in range(layers)]
+        prompts.append(
+            {
+                "index": index,
+                "text": PROMPTS[index],
+                "key_min_cosine": matrix(scale),
+                "key_worst_ratio": ratios,
+                "value_min_cosine": matrix(scale * 0.5),
+                "value_worst_ratio": ratios,
+            }
+        )
+    return {"prompts": prompts}
+
+
+def _measured(statistic: str, value: float, limit: float, ok: bool = True) -> dict[str, Any]:
+    where = "prompt 0, layer 11 head 1 slot 67 (decode step 24)"
+    entry = {"statistic": statistic, "value": value, "where": where, "limit": limit, "ok": ok}
+    return {**entry, "pedigree": "limit 0.01 (clean up to 0.004)"}
+
+
+def ladder_payload() -> dict[str, Any]:
+    """A rung that fails, one that is not offered and one without figures."""
+    cache = [
+        _measured("cache_check.key_cosine", 0.0121, 0.01, ok=False),
+        _measured("cache_check.value_cosine", 0.002, 0.012),
+        _measured("cache_check.key_norm", 0.018, 0.0794),
+    ]
+    failure = "key_cosine 0.0121 at prompt 0, layer 28 head 0"
+    rungs = [
+        {"name": "cache_check", "status": "failed", "reason": "K and V", "measured": cache},
+        {"name": "self_consistency", "status": "not offered", "reason": "no cache", "measured": []},
+        {"name": "determinism", "status": "passed", "reason": "identical bits", "measured": []},
+    ]
+    rungs[0]["failures"] = [failure]
+    return {"rungs": rungs, "prompts": list(PROMPTS[:2]), "n_tokens": 32}
+
+
+def gate_records() -> list[tuple[str, dict[str, Any]]]:
+    """Records of the other gates, as `llms.verify` and its callers make them."""
+    kl = [[1e-15, *(10 ** (-4 + 2 * math.sin(step)) for step in range(31))], [2e-3] * 32]
+    merge = {"name": "multi-launch merge", "status": "applied", "reason": "42.4 % faster"}
+    merge |= {"before_ms": 217.9, "after_ms": 125.5, "gain_percent": 42.4, "equal": "bit for bit"}
+    skipped = {"name": "layout", "status": "skipped", "reason": "nothing to change", "before_ms": None}
+    optimisation = {"phase": 4, "section": "prefill", "clock": "twin (modelled)", "seq_len": 128}
+    optimisation |= {"baseline_ms": {"prefill": 217.9}, "production_ms": {"prefill": 125.5}}
+    row = {"text": PROMPTS[1], "path": "prefill", "ok": True, "positions": 43, "cos_whole": 0.99982}
+    row |= {"cos_min": 0.99974, "size": 0.99156, "max_abs": 0.75}
+    limits = {"whole": 0.99, "position": 0.99, "size": 0.05}
+    refusal = {"call": "prefill", "length": 129, "error": "SequenceTooLong: the prompt has 129 tokens"}
+    weights = {
+        "check": "weights",
+        "status": "OK",
+        "problems": [],
+        "notes": ["not offered: x"],
+        "index": False,
+    }
+    return [
+        ("ladder", ladder_payload()),
+        ("teacher_forced", {"prompts": [{"index": i, "kl": values} for i, values in enumerate(kl)]}),
+        ("phase0", weights),
+        ("block", {"head_dim": 64, "limits": limits, "rows": [row]}),
+        ("optimisation", {**optimisation, "steps": [merge, skipped]}),
+        ("limits", {"lengths": [{"limit": 128, "length": 128, "kl": 0.0046}], "refusals": [refusal]}),
+    ]
 
 
 def kernel_payload(kernel: str, over: int, error: float = 2.9e-3) -> dict[str, Any]:
@@ -216,6 +285,8 @@ def events(model: str = "smollm2_135m", t0: float = 1.79e9) -> list[dict[str, An
     test("test_phase6_topk_gate.py::test_gate", 6, "failed", 21.7, longrepr=text, sections=sections)
     add("record", nodeid=gate, kind="diagnosis", payload=diagnosis_payload())
     test("test_diagnosis_cosine.py::test_cosine", 6, "passed", 6.2)
+    for kind, payload in gate_records():
+        add("record", nodeid=gate, kind=kind, payload=payload)
     add("record", nodeid=gate, kind="cache_check", payload=cache_payload())
     add("record", nodeid=gate, kind="profile", payload=profile_payload())
     bench = {

@@ -35,6 +35,7 @@ SECTIONS = [
     "failures",
     "kernels",
     "topk",
+    "ladder",
     "diagnosis",
     "cache",
     "performance",
@@ -121,7 +122,7 @@ def test_report_page(reports, tmp_path, width, dark):
     assert seen["sections"] == SECTIONS
     assert seen["verdict"].startswith("FAIL")
     assert "twin (modelled)" in seen["verdict"]
-    assert seen["dots"] == 60
+    assert seen["dots"] == 60 + 64  # layers of two paths, tokens of two prompts
     assert seen["thin"] == 0
     assert (brightness(seen["background"]) < 60) == dark
     assert abs(brightness(seen["ink"]) - brightness(seen["background"])) > 120

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..constants import DEVICE_LABELS, TWIN
-from . import view
+from . import gate_view, view
 from .model import RunReport
 from .plots import number
 
@@ -72,7 +72,7 @@ def render_report(report: RunReport, run: str) -> str:
             verdict_css=view.VERDICT_CLASS[report.verdict],
             outcome_css=view.OUTCOME_CLASS,
             headline=view.headline(report),
-            started=view.time_text(report.started_at),
+            run_line=view.run_line(report),
             rendered=view.time_text(time.time()),
             plugin_version=_version(),
             modelled=report.device_label == DEVICE_LABELS[TWIN],
@@ -86,6 +86,8 @@ def render_report(report: RunReport, run: str) -> str:
             profile=profile,
             benchmarks=view.benchmarks(report),
             kernels=view.kernels(report),
+            rungs=gate_view.rungs(report),
+            divergence=gate_view.divergence_plot(report),
             tables=view.tables(report),
             kinds=[kind for kind in _KINDS if kind[0] in used],
             other_records=view.other_records(report),

@@ -93,7 +93,7 @@ def _problem_lines(report: RunReport) -> list[str]:
 def _gate_lines(report: RunReport) -> list[str]:
     lines = []
     for gate in view.gates(report):
-        lines += ["## Token-set gate", "", f"{gate.n_tokens} tokens, k = {gate.k}, {_cell(gate.nodeid)}", ""]
+        lines += ["## Token-set gate", "", f"{gate.n_tokens} tokens, k = {gate.k}, {_cell(gate.source)}", ""]
         rows = []
         for prompt in gate.prompts:
             npu = f"{prompt['npu_shown']} ({prompt['npu_rank']})" if prompt["diverged"] else ""

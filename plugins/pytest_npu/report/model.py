@@ -283,27 +283,33 @@ def _on_test_finish(report: RunReport, event: Event) -> None:
     _test(report, event).finished = True
 
 
-#: The list that records of a known kind carry; reports rely on it.
-_LISTS = {
-    "topk_gate": "prompts",
-    "diagnosis": "rows",
-    "cache_check": "rows",
-    "profile": "breakdown",
-    "table": "rows",
+#: Kinds of records that reports know, with the lists in them that reports rely on.
+RECORD_LISTS: dict[str, tuple[str, ...]] = {
+    "topk_gate": ("prompts",),
+    "diagnosis": ("rows",),
+    "cache_check": ("rows", "prompts"),
+    "ladder": ("rungs",),
+    "teacher_forced": ("prompts",),
+    "profile": ("breakdown",),
+    "table": ("rows",),
+    **dict.fromkeys(("benchmark", "phase0", "phase1", "block", "optimisation", "limits"), ()),
 }
 
 
 def _on_record(report: RunReport, event: Event) -> None:
     """Keep a record; one that does not have the shape of its kind is listed as it is, under another name."""
     kind, payload = event["kind"], event["payload"]
-    entries = payload.get(_LISTS.get(kind, "")) if isinstance(payload, dict) else None
+    if kind in RECORD_LISTS and not _fits(kind, payload):
+        event = {**event, "kind": f"{kind}, unexpected shape"}
+    report.records.append(event)
+
+
+def _fits(kind: str, payload: Any) -> bool:
+    if not isinstance(payload, dict):
+        return False
+    lists = [payload[name] for name in RECORD_LISTS[kind] if payload.get(name) is not None]
     entry_type = list if kind == "table" else dict
-    fits = isinstance(payload, dict) and (
-        entries is None
-        or (isinstance(entries, list) and all(isinstance(entry, entry_type) for entry in entries))
-    )
-    known = kind in _LISTS or kind in ("benchmark", "phase1")
-    report.records.append(event if fits or not known else {**event, "kind": f"{kind}, unexpected shape"})
+    return all(isinstance(one, list) and all(isinstance(e, entry_type) for e in one) for one in lists)
 
 
 def _on_crash(report: RunReport, event: Event) -> None:

@@ -64,12 +64,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Cell:
-    """One field of a heat map; `heat` from 0 (good) to 1 (bad)."""
+    """One field of a heat map; `heat` from 0 (equal) to 1 (no relation), `over` beyond the limit."""
 
     row: int
     column: int
     heat: float
     text: str
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class HeatMap:
     columns: tuple[str, ...]
     cells: tuple[Cell, ...]
     note: str = ""
-    legend: tuple[str, str] = ("", "")
+    legend: tuple[str, ...] = ()
     shown_columns: tuple[Tick, ...] = field(default=())
 
 
@@ -157,6 +158,40 @@ def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
     )
 
 
+def step_plot(series: Sequence[tuple[str, Sequence[Any]]], floor: float = 1e-6) -> LinePlot | None:
+    """A value per step on a logarithmic axis; what is below `floor` is drawn there. None without values."""
+    known = [
+        (name, [(step, value) for step, entry in enumerate(values) if (value := number(entry)) is not None])
+        for name, values in series
+    ]
+    known = [(name, points) for name, points in known if points]
+    if not known:
+        return None
+    logs = [math.log10(max(value, floor)) for _, points in known for _, value in points]
+    low, high = math.floor(min(logs)), max(math.ceil(max(logs)), math.floor(min(logs)) + 1)
+    last = max(1, max(step for _, points in known for step, _ in points))
+    lines = []
+    for place, (name, points) in enumerate(known):
+        dots = tuple(
+            Dot(
+                100.0 * step / last,
+                100.0 * (high - math.log10(max(value, floor))) / (high - low),
+                f"{name}, step {step}: {value:.3g}",
+            )
+            for step, value in points
+        )
+        path = _path([(dot.x, dot.y) for dot in dots])
+        lines.append(Line(name, f"series{place % 3}", path, "", dots))
+    every = max(1, math.ceil(last / 8))
+    return LinePlot(
+        tuple(lines),
+        tuple(Tick(100.0 * step / last, str(step)) for step in range(0, last + 1, every)),
+        tuple(Tick(100.0 * (high - power) / (high - low), f"1e{power}") for power in range(low, high + 1)),
+        "generated token",
+        "KL",
+    )
+
+
 def breakdown_bars(rows: Sequence[Mapping[str, Any]], whole: float, limit: int = 12) -> list[Bar]:
     """Bars of the largest entries of a breakdown, the rest summed up in one bar.
 
@@ -185,16 +220,19 @@ def breakdown_bars(rows: Sequence[Mapping[str, Any]], whole: float, limit: int =
 
 
 def _share(total: float, whole: float) -> str:
-    return f"{total:.2f} ms, {100 * total / whole:.0f} %"
+    percent = 100 * total / whole
+    return f"{total:.2f} ms, {percent:.0f} %" if percent >= 0.5 else f"{total:.2f} ms, < 1 %"
 
 
-def cache_heat_maps(payload: Mapping[str, Any]) -> list[HeatMap]:
+def cache_heat_maps(payload: Mapping[str, Any], limits: Mapping[str, float] | None = None) -> list[HeatMap]:
     """Heat maps of a `cache_check` record: worst cosine per layer and head, one map for K and one for V.
+
+    `limits`: largest distance of the cosine to 1 that is allowed, by tensor (`k`, `v`).
 
     The colour is the logarithm of the distance to 1, from 1e-6 (good) to 1 (no relation at all).
     """
     maps = []
-    rows = payload.get("rows", [])
+    rows = payload.get("rows") or _worst_of_prompts(payload.get("prompts") or [])
     for tensor in sorted({str(row.get("tensor")) for row in rows}):
         mine = [row for row in rows if str(row.get("tensor")) == tensor]
         layers = sorted({int(row["layer"]) for row in mine})
@@ -203,26 +241,54 @@ def cache_heat_maps(payload: Mapping[str, Any]) -> list[HeatMap]:
         for row in mine:
             cosine, ratio = number(row.get("cos_min")), row.get("norm_ratio")
             heat = 1.0 if cosine is None else _log_heat(1.0 - cosine)
+            over = cosine is None or 1.0 - cosine > (limits or {}).get(tensor, 2.0)
             text = (
                 f"layer {row['layer']}, head {row['head']}: cosine {row.get('cos_min')}, norm ratio {ratio}"
             )
-            cells.append(Cell(heads.index(int(row["head"])), layers.index(int(row["layer"])), heat, text))
+            cells.append(
+                Cell(heads.index(int(row["head"])), layers.index(int(row["layer"])), heat, text, over)
+            )
         step = max(1, math.ceil(len(layers) / 8))
         shown = tuple(
             Tick(100.0 * (i + 0.5) / len(layers), str(layers[i])) for i in range(0, len(layers), step)
         )
         maps.append(
             HeatMap(
-                f"{tensor.upper()} cache",
+                f"{tensor.upper()} cache: worst cosine of any position, per layer and head",
                 tuple(f"head {head}" for head in heads),
                 tuple(str(layer) for layer in layers),
                 tuple(cells),
-                "worst cosine of any position, per layer and head",
-                ("cosine 1 - 1e-6", "cosine 0"),
+                f"limit {1.0 - limits[tensor]:.4g}" if limits and tensor in limits else "",
+                ("1 - 1e-6", "1 - 1e-4", "1 - 1e-2", "0"),
                 shown,
             )
         )
     return maps
+
+
+def _worst_of_prompts(prompts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows per layer and head from matrices [layer][head] of each prompt: the worst prompt counts."""
+    worst: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for prompt in prompts:
+        for tensor, name in (("k", "key"), ("v", "value")):
+            ratios = prompt.get(f"{name}_worst_ratio") or []
+            for layer, heads in enumerate(prompt.get(f"{name}_min_cosine") or []):
+                for head, cosine in enumerate(heads):
+                    known = worst.get((tensor, layer, head))
+                    if known is not None and not _is_worse(cosine, known["cos_min"]):
+                        continue
+                    try:
+                        ratio = ratios[layer][head]
+                    except (IndexError, TypeError):
+                        ratio = None
+                    row = {"tensor": tensor, "layer": layer, "head": head, "cos_min": cosine}
+                    worst[tensor, layer, head] = {**row, "norm_ratio": ratio}
+    return list(worst.values())
+
+
+def _is_worse(cosine: Any, than: Any) -> bool:
+    new, old = number(cosine), number(than)
+    return new is None or (old is not None and new < old)
 
 
 def _log_heat(distance: float) -> float:

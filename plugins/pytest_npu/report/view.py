@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..constants import PHASES
-from .model import BAD, OPEN, RunReport, TestResult
+from .gate_view import cache_limits, gate_tables
+from .model import BAD, OPEN, RECORD_LISTS, RunReport, TestResult
 from .plots import Bar, HeatMap, LinePlot, breakdown_bars, cache_heat_maps, cosine_plot, number
 from .timing import Timing, timing_of
 
 #: Record kinds that have a section of their own.
-KNOWN_KINDS = frozenset({"topk_gate", "diagnosis", "profile", "benchmark", "cache_check", "table", "phase1"})
+KNOWN_KINDS = frozenset(RECORD_LISTS)
 
 VERDICT_CLASS = {
     "PASS": "good",
@@ -43,6 +44,7 @@ class Figure:
     value: str
     note: str = ""
     css: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def figures(report: RunReport) -> list[Figure]:
             ("decode rate", timing.tps, "tokens/s"),
         ):
             if value is not None:
-                found.append(Figure(label, f"{value:.1f} {unit}", timing.clock))
+                found.append(Figure(label, f"{value:.1f}", timing.clock, unit=unit))
     cosines = [
         (cosine, row)
         for record in report.records_of("diagnosis")
@@ -149,9 +151,14 @@ def figures(report: RunReport) -> list[Figure]:
     if cosines:
         value, row = min(cosines, key=lambda pair: pair[0])
         found.append(Figure("lowest cosine", f"{value:.4f}", f"{row.get('path')}, layer {row.get('layer')}"))
-    note = f"{duration_text(report.lock_wait_s)} of it waiting for the NPU" if report.lock_wait_s else ""
-    found.append(Figure("duration", duration_text(report.ended_at - report.started_at), note))
     return found
+
+
+def run_line(report: RunReport) -> str:
+    """When the run started and how long it took."""
+    text = f"{time_text(report.started_at)} · {duration_text(report.ended_at - report.started_at)}"
+    wait = report.lock_wait_s
+    return f"{text}, {duration_text(wait)} of it waiting for the NPU" if wait else text
 
 
 def phase_rows(report: RunReport) -> list[PhaseRow]:
@@ -178,7 +185,7 @@ def phase_rows(report: RunReport) -> list[PhaseRow]:
 class Gate:
     """Token-set gate of one test."""
 
-    nodeid: str
+    source: str
     k: Any
     n_tokens: Any
     reasons: list[str]
@@ -192,9 +199,18 @@ def gates(report: RunReport) -> list[Gate]:
         payload = record["payload"]
         prompts = [_prompt_view(prompt) for prompt in payload.get("prompts", [])]
         reasons = [str(reason) for reason in payload.get("reasons") or []]
-        nodeid = record.get("nodeid") or ""
-        found.append(Gate(nodeid, payload.get("k"), payload.get("n_tokens"), reasons, prompts))
+        found.append(
+            Gate(source_of(report, record), payload.get("k"), payload.get("n_tokens"), reasons, prompts)
+        )
     return found
+
+
+def source_of(report: RunReport, record: Mapping[str, Any]) -> str:
+    """`phase 3, test_topk_gate`: the test that made a record."""
+    nodeid = str(record.get("nodeid") or "")
+    test = report.tests.get(nodeid)
+    name = nodeid.rpartition("::")[2]
+    return name if test is None or test.phase is None else f"phase {test.phase}, {name}"
 
 
 def _prompt_view(prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,6 +236,7 @@ def _prompt_view(prompt: Mapping[str, Any]) -> dict[str, Any]:
 class Diagnosis:
     """Per-layer comparison of one prompt."""
 
+    source: str
     prompt: str
     plot: LinePlot | None
     rows: list[dict[str, Any]]
@@ -230,6 +247,7 @@ def diagnoses(report: RunReport) -> list[Diagnosis]:
     """Per-layer comparisons."""
     return [
         Diagnosis(
+            source_of(report, record),
             str(record["payload"].get("prompt", "")),
             cosine_plot(record["payload"].get("rows", [])),
             record["payload"].get("rows", []),
@@ -240,10 +258,12 @@ def diagnoses(report: RunReport) -> list[Diagnosis]:
 
 
 def heat_maps(report: RunReport) -> list[HeatMap]:
-    """KV cache checks."""
-    return [
-        heat for record in report.records_of("cache_check") for heat in cache_heat_maps(record["payload"])
-    ]
+    """The last KV cache check of the run; an earlier phase judged other programs of the same model."""
+    records = report.records_of("cache_check")
+    if not records:
+        return []
+    limits = cache_limits(report, records[-1].get("nodeid"))
+    return cache_heat_maps(records[-1]["payload"], limits)
 
 
 @dataclass(frozen=True)
@@ -338,8 +358,13 @@ class Table:
 
 
 def tables(report: RunReport) -> list[Table]:
-    """Records of kind `table`: `title`, `note`, `columns` and `rows` (lists of cells)."""
+    """Gates with plain figures, then records of kind `table`: `title`, `note`, `columns` and `rows`."""
     return [
+        Table(
+            title, note, columns, [["" if cell is None else _cell_text(cell) for cell in row] for row in rows]
+        )
+        for title, note, columns, rows in gate_tables(report)
+    ] + [
         Table(
             str(record["payload"].get("title") or record.get("nodeid") or ""),
             str(record["payload"].get("note") or ""),

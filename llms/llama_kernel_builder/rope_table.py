@@ -16,12 +16,14 @@ Array = np.ndarray[Any, Any]
 def inverse_frequencies(config: ModelConfig) -> Array:
     """Inverse frequencies [head_dim / 2], float64, with the scaling the configuration asks for.
 
-    `linear` divides all of them by the factor. `llama3` keeps wavelengths below
-    original/high_freq_factor, divides those above original/low_freq_factor, and blends in between
-    (Llama 3.1 reference code).
+    Exponent, power and reciprocal are rounded to float32 as in modeling_rope_utils.py of transformers, else
+    heads of 24, 48, 80 or 96 get angles that are a step of the bf16 table off at some positions. `linear`
+    divides all of them by the factor. `llama3` keeps wavelengths below original/high_freq_factor, divides
+    those above original/low_freq_factor, and blends in between (Llama 3.1 reference code).
     """
-    half = config.head_dim // 2
-    base = config.rope_theta ** (-np.arange(half, dtype=np.float64) * 2.0 / config.head_dim)
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    power = (config.rope_theta ** exponent.astype(np.float64)).astype(np.float32)
+    base = (np.float32(1.0) / power).astype(np.float64)
     scaling = config.rope_scaling
     if scaling.kind == "default":
         return base

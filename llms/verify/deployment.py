@@ -351,8 +351,13 @@ class Deployment:
             )
         return self._references[key]
 
-    def matched_reference(self, *, use_cache: bool | None = None) -> MatchedReference:
+    def matched_reference(
+        self, *, use_cache: bool | None = None, reorder: int | None = None
+    ) -> MatchedReference:
         """Return a new arithmetic-matched reference of this deployment; ``use_cache`` as for HF's.
+
+        ``reorder``: seed of another order of its sums, see
+        :class:`llms.verify.matched_reference.MatchedReference`.
 
         An adapter's own ``build_hf_model`` is built anew for it, as the injection changes the model.
         """
@@ -362,7 +367,10 @@ class Deployment:
             path = str(self.reference_checkpoint.path)
             model = self.adapter.build_hf_model(self.model_name, path, self.config())
         return MatchedReference(
-            self.reference_checkpoint, cache=ReferenceCache.default() if cached else None, model=model
+            self.reference_checkpoint,
+            cache=ReferenceCache.default() if cached else None,
+            model=model,
+            reorder=reorder,
         )
 
     def capture(

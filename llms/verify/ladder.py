@@ -24,6 +24,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from llms.verify.arithmetic import DescribedRunner, DeviceArithmetic
+from llms.verify.calibration import Calibration, calibrated_lengths
 from llms.verify.chat import EncodedPrompt
 from llms.verify.deployment import Deployment
 from llms.verify.ladder_capture import ForcedCapture, capture_forced
@@ -116,17 +117,27 @@ def run_ladder(
     matched: MatchedReference | None = None,
     limits_up_to: int | None = None,
 ) -> LadderOutcome:
-    """Run all rungs over ``prompts`` and judge them by the recorded thresholds of the model.
+    """Run all rungs over ``prompts`` and judge them by the limits of the checkpoint.
 
-    Both sides are fed the tokens that the plain reference chose, which the token-set gate has computed
-    already. ``device`` is held while the device works only. ``limits_up_to`` bounds the compiled lengths
-    that are tried (default: all of those that hold prompt and generation).
+    These are the recorded ones where this very checkpoint was measured, else what
+    :class:`llms.verify.calibration.Calibration` finds for it on the same prompts. Both sides are fed the
+    tokens that the plain reference chose, which the token-set gate has computed already. ``device`` is held
+    while the device works only. ``limits_up_to`` bounds the compiled lengths that are tried (default: all of
+    those that hold prompt and generation).
     """
     if not prompts:
         raise ValueError("the ladder needs at least one prompt")
-    known = thresholds if thresholds is not None else _limits_for(deployment)
+    known = thresholds if thresholds is not None else Thresholds.recorded(deployment.reference_checkpoint)
     return judge_ladder(
-        deployment, reference, prompts, n_tokens, known, device=device, matched=matched, up_to=limits_up_to
+        deployment,
+        reference,
+        prompts,
+        n_tokens,
+        known,
+        device=device,
+        matched=matched,
+        up_to=limits_up_to,
+        calibrate=known is None,
     )
 
 
@@ -163,12 +174,15 @@ def compiled_lengths(
 ) -> RungResult:
     """The rung ``limits`` alone, over all compiled lengths up to ``up_to``, with a KV cache of that length.
 
-    ``text``: token ids, repeated as often as a length needs.
+    A model of a shorter context is tried up to that. ``text``: token ids, repeated as often as a length
+    needs.
     """
-    known = thresholds if thresholds is not None else _limits_for(deployment)
-    runner = deployment.runner(up_to)
+    known = thresholds if thresholds is not None else Thresholds.recorded(deployment.reference_checkpoint)
+    runner = deployment.runner(min(up_to, getattr(deployment.config(), "max_position", up_to)))
     with _held(deployment, runner, (), device, keep=False):
         captured = at_limits(runner, text)
+    if known is None:
+        known = _calibrated_limits(deployment, runner, captured, text)
     return limits(captured, known)
 
 
@@ -185,8 +199,9 @@ def judge_ladder(
     keep_runners: bool = False,
     keep_reference: bool = False,
     max_seq: int | None = None,
+    calibrate: bool = False,
 ) -> LadderOutcome:
-    """As :func:`run_ladder`; without thresholds it only measures (what the calibration does)."""
+    """As :func:`run_ladder`; without thresholds it calibrates the checkpoint, or only measures."""
     plain = [reference.run(prompt.ids, n_tokens) for prompt in prompts]
     reference.release()
     if max_seq is None:
@@ -195,6 +210,12 @@ def judge_ladder(
     arithmetics = [_arithmetic(runner, len(prompt)) for prompt in prompts]
     with _held(deployment, runner, prompts, device, keep_runners):
         side = capture_device(runner, prompts, [run.fed for run in plain], up_to)
+    second = None
+    if calibrate and isinstance(runner, DescribedRunner):
+        second = Calibration(deployment, prompts, plain, runner.device_arithmetic)
+        second.capture()
+    elif calibrate:
+        thresholds = Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
     if matched is None:
         matched = deployment.matched_reference()
     pairs = []
@@ -204,6 +225,8 @@ def judge_ladder(
         if arithmetic is not None:
             other = matched.run(prompt.ids, n_tokens, arithmetic=arithmetic, forced=run.fed)
         pairs.append(Pair(index, prompt.text, capture, other, run, deployment.tokenizer))
+    if second is not None:
+        thresholds = second.limits(pairs, matched)
     rungs = (
         teacher_forced(pairs, thresholds),
         cache_check(pairs, thresholds),
@@ -253,8 +276,13 @@ def _held(
                 deployment.release_runners()
 
 
-def _limits_for(deployment: Deployment) -> Thresholds:
-    return Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
+def _calibrated_limits(
+    deployment: Deployment, runner: NpuRunner, captured: LimitsCapture, text: Sequence[int]
+) -> Thresholds:
+    if not isinstance(runner, DescribedRunner):
+        return Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
+    lengths = [boundary.length for boundary in captured.boundaries]
+    return calibrated_lengths(deployment, runner.device_arithmetic, lengths, text)
 
 
 def _arithmetic(runner: NpuRunner, prompt_len: int) -> DeviceArithmetic | None:

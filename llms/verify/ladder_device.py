@@ -206,7 +206,7 @@ def at_limits(runner: NpuRunner, text: Sequence[int], *, up_to: int | None = Non
     past = _take(text, limits[-1] + 1)
     refusals = [Refusal("prefill", len(past), _error(lambda: _prefill(runner, past)))]
     tried = [length for length in limits if up_to is None or length <= up_to]
-    boundaries = tuple(_boundary(runner, text, length, limits[-1]) for length in tried)
+    boundaries = tuple(across(runner, text, length, limits[-1]) for length in tried)
     if limits[-1] not in tried:
         _prefill(runner, past[:-1])
     # The last prefill filled the cache, so the next position is outside it.
@@ -219,7 +219,8 @@ def _take(text: Sequence[int], length: int) -> list[int]:
     return [int(text[i % len(text)]) for i in range(length)]
 
 
-def _boundary(runner: NpuRunner, text: Sequence[int], length: int, largest: int) -> Boundary:
+def across(runner: NpuRunner, text: Sequence[int], length: int, largest: int) -> Boundary:
+    """Decode across one compiled length, then prefill as many tokens; ``text`` as in :func:`at_limits`."""
     ids = _take(text, length + 1)
     _prefill(runner, ids[: length - 1])
     decoded = {length: _decode(runner, ids[length - 1], length - 1).lm_head_logits}

@@ -87,8 +87,8 @@ class MatchedModel:
 
     Args:
         model: ``LlamaForCausalLM``, ``Qwen2ForCausalLM`` or ``Qwen3ForCausalLM`` in bf16; it is changed.
-        reorder: seed that permutes the blocks of every sum over K, for measuring what the order of f32 sums
-            is worth; None keeps the order.
+        reorder: seed that permutes the blocks of every sum over K and the terms of every norm, for measuring
+            what the order of f32 sums is worth; None keeps the order.
 
     Raises:
         InjectionError: another architecture, dtype, activation, or modules that are not known.
@@ -114,6 +114,7 @@ class MatchedModel:
         self._expected = self._inject()
         self._cache: Any = None
         self._given: Any = None
+        self._watched = False
         self._seen: list[Array] = []
 
     # -- injection -----------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ class MatchedModel:
         return torch.cat((given[None], x[:, given.shape[0] :]), 1)
 
     def _see(self, _module: Any, _arguments: Any, output: Any) -> None:
-        if self._given is not None:
+        if self._given is not None or self._watched:
             tensor = output[0] if isinstance(output, tuple) else output
             self._seen.append(to_numpy(tensor[0]))
 
@@ -226,12 +227,21 @@ class MatchedModel:
         return _Pending.of(elementwise.silu(gate, rounding), "mul", launch)
 
     def _norm(self, module: Any, role: Role) -> Callable[[Any], Any]:
+        order = self._permutation(module.weight.shape[0])
+
         def forward(x: Any) -> Any:
             self._counts["norm"] += 1
             rounding, width = self._now.rounding(role), self._now.norm_widths.get(role, 0)
-            return elementwise.rms_norm(x, module.weight, module.variance_epsilon, rounding, width)
+            if order is None:
+                return elementwise.rms_norm(x, module.weight, module.variance_epsilon, rounding, width)
+            weight = module.weight[order]
+            turned = elementwise.rms_norm(x[..., order], weight, module.variance_epsilon, rounding, width)
+            return turned[..., torch.argsort(order)]
 
         return forward
+
+    def _permutation(self, length: int) -> Any:
+        return None if self._generator is None else torch.from_numpy(self._generator.permutation(length))
 
     def _final_norm(self, module: Any) -> Callable[[Any], Any]:
         def forward(x: Any) -> Any:
@@ -298,6 +308,18 @@ class MatchedModel:
         finally:
             self._given = None
 
+    @contextmanager
+    def watched(self) -> Iterator[list[Array]]:
+        """Yield a list that holds the output ``[n, emb]`` of every layer after the forward pass inside.
+
+        After a prefill the rows are those of the prompt and of its padding.
+        """
+        self._watched, self._seen = True, []
+        try:
+            yield self._seen
+        finally:
+            self._watched = False
+
     def decode_rows(self, tokens: Sequence[int], keys: Array, values: Array, layer_outputs: Array) -> Decoded:
         """Run several decode steps in one pass, as rows that start from somebody else's hidden states.
 
@@ -317,6 +339,11 @@ class MatchedModel:
             logits = self._forward([int(token) for token in tokens], keep=list(range(len(tokens))))
         own_keys, own_values = self.kv_cache()
         return Decoded(logits, np.stack(seen), own_keys[:, :, n:], own_values[:, :, n:])
+
+    @property
+    def positions(self) -> int:
+        """Positions that the cache holds; 0 before the first prefill."""
+        return 0 if self._cache is None else int(self._cache.layers[0].keys.shape[2])
 
     def kv_cache(self) -> tuple[Array, Array]:
         """Copies of K and V, each ``[n_layers, n_kv_heads, positions, head_dim]`` bf16."""

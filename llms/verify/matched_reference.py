@@ -73,7 +73,7 @@ class MatchedReference:
     ) -> None:
         self.checkpoint = checkpoint
         self.reorder = reorder
-        self._cache = cache if model is None or model_key is not None else None
+        self.cache = cache if model is None or model_key is not None else None
         self._given = model
         self._model_key = model_key
         self._live: Any = None
@@ -149,15 +149,15 @@ class MatchedReference:
         if forced is not None and len(forced) < n_tokens - 1:
             raise ValueError(f"{n_tokens} tokens need {n_tokens - 1} forced ones, got {len(forced)}")
         key = self.key(prompt_ids, n_tokens, arithmetic, forced)
-        if self._cache is not None:
-            stored = self._cache.load(key)
+        if self.cache is not None:
+            stored = self.cache.load(key)
             if stored is not None:
                 self.hits += 1
                 return _unpack(stored)
         result = self._compute(prompt_ids, n_tokens, arithmetic, forced)
         self.computed += 1
-        if self._cache is not None:
-            self._cache.store(key, _pack(result))
+        if self.cache is not None:
+            self.cache.store(key, _pack(result))
         return result
 
     def _compute(

@@ -26,9 +26,11 @@ from llms.verify.arithmetic import (
     PhaseArithmetic,
 )
 from llms.verify.arithmetic.description import LINEARS, PUBLISHED_FLOOR
+from llms.verify.calibration import calibrated
 from llms.verify.ladder import LadderOutcome, run_ladder
 from llms.verify.ladder_types import Judge
 from llms.verify.matched_reference import MatchedReference
+from llms.verify.reference_cache import ReferenceCache
 from llms.verify.thresholds import Limit, ThresholdError, Thresholds, load_file
 
 N_TOKENS = 8
@@ -242,9 +244,10 @@ class Subject:
 
     name = "played"
     tokenizer = Tokenizer()
+    cache: ReferenceCache | None = None
 
     def __init__(self, checkpoint: Checkpoint, runner: Any) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint = self.reference_checkpoint = checkpoint
         self._runner = runner
         self.events: list[str] = []
 
@@ -255,8 +258,8 @@ class Subject:
     def release_runners(self) -> None:
         self.events.append("released")
 
-    def matched_reference(self) -> MatchedReference:
-        return MatchedReference(self.checkpoint)
+    def matched_reference(self, *, reorder: int | None = None) -> MatchedReference:
+        return MatchedReference(self.checkpoint, reorder=reorder, cache=self.cache)
 
 
 @pytest.fixture(scope="module")
@@ -319,6 +322,32 @@ def test_a_fault_is_named(
     if failed & {"teacher_forced", "cache_check", "layer_check"} and kind not in ("nan", "clobber", "rank"):
         assert "limit 0.0" in outcome.message
         assert "weakest fault it sees: some_fault" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "rung"), [("clean", None), ("scale", "cache_check"), ("hole", "layer_check")]
+)
+def test_a_checkpoint_nobody_measured(
+    checkpoint: Checkpoint, hf: HFReference, device_model: Any, kind: str, rung: str | None, tmp_path: Path
+) -> None:
+    """Its limits come from a second implementation on the same prompts, and are kept."""
+    subject: Any = Subject(checkpoint, Full(device_model, kind))
+    subject.cache = ReferenceCache(tmp_path)
+    outcome = run_ladder(subject, hf, PROMPTS, N_TOKENS)
+    assert outcome.ok is (rung is None), outcome.message
+    if rung is not None:
+        assert outcome.rung(rung).status == "failed"
+        assert "sums in another order" in outcome.rung(rung).message()
+    kept = len(list(tmp_path.iterdir()))
+    subject._runner = Full(device_model)
+    again = run_ladder(subject, hf, PROMPTS, N_TOKENS)
+    assert again.ok
+    assert len(list(tmp_path.iterdir())) == kept
+
+    def limits(of: LadderOutcome) -> dict[str, float | None]:
+        return {one.statistic: one.limit for found in of.rungs for one in found.measured}
+
+    assert limits(again) == limits(outcome), "no fault of the device moves them"
 
 
 def test_what_is_not_offered_is_not_passed(
@@ -403,3 +432,28 @@ def test_limits_for_a_model_and_for_a_new_one(tmp_path: Any) -> None:
     file.write_text('{"format": 9}')
     with pytest.raises(ThresholdError, match="format"):
         load_file(file)
+
+
+def test_limits_of_a_checkpoint_nobody_measured() -> None:
+    """The value of the second implementation times a margin, or the floor; limits pool with consistency."""
+    values = {
+        "layer_check.decode_mean": 0.01,
+        "layer_check.prefill_mean": 0.0,
+        "teacher_forced.kl_max": 0.01,
+        "self_consistency.kl_max": 0.05,
+    }
+    limits = calibrated(values, "a new model, second implementation")
+    assert limits["layer_check.decode_mean"].value == pytest.approx(0.03)
+    assert limits["layer_check.prefill_mean"].value == 2e-3
+    assert limits["teacher_forced.kl_max"].value == pytest.approx(0.08)
+    assert limits["limits.kl_max"].value == pytest.approx(0.15)
+    text = limits["layer_check.decode_mean"].text()
+    assert text == "limit 0.03 (clean up to 0.01; a new model, second implementation)"
+
+
+def test_recorded_limits_belong_to_one_content() -> None:
+    content = load_file()["models"]["qwen2/tiny"]["content_hash"]
+    known = Thresholds.recorded(Checkpoint(Path("w"), "some", "hub", content))
+    assert known is not None
+    assert "tiny" in known["teacher_forced.kl_mean"].source
+    assert Thresholds.recorded(Checkpoint(Path("w"), "some", "hub", "0" * 64)) is None

@@ -23,31 +23,11 @@ from llms.verify.ladder import LadderOutcome, judge_ladder
 from llms.verify.matched_reference import MatchedReference
 from llms.verify.prompts import STYLES
 from llms.verify.reference_cache import ReferenceCache
-from llms.verify.thresholds import FILE, FORMAT_VERSION, threshold_key
+from llms.verify.thresholds import FILE, FORMAT_VERSION, POOLED, floor_of, threshold_key
 from llms.verify.topk import N_TOKENS
 from tools.thresholds.faults import FAULTS
 
 MARGIN = 2.0
-# Below these a difference means nothing whatever the clean device measured: one bf16 ULP is 4e-3 relative, a
-# flipped rounding of one norm factor moves a whole row by it.
-FLOORS = {
-    "cache_check": 0.01,
-    "cache_check.key_first": 4e-3,
-    "cache_check.value_first": 4e-3,
-    "layer_check": 4e-3,
-    "layer_check.prefill_output": 0.01,
-    "layer_check.decode_output": 0.01,
-    "layer_check.prefill_mean": 2e-3,
-    "layer_check.decode_mean": 2e-3,
-    "layer_check.logits": 1e-5,
-    "teacher_forced": 1e-3,
-    "teacher_forced.tie_ulps": 2.0,
-    "self_consistency": 0.01,
-    "limits": 0.02,
-    "plain_reference": 0.05,
-}
-# The same quantity, KL between prefill and decode of the same tokens, seen at few lengths by one of them.
-POOLED = {"limits.kl_max": "self_consistency.kl_max"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,7 +142,7 @@ def _evaluate(deployment: Deployment, raw: _Raw) -> dict[str, Any]:
             for source in {name, POOLED.get(name, name)}
             if source in entry["values"]
         }
-        floor = FLOORS.get(name, FLOORS[name.split(".")[0]])
+        floor = floor_of(name)
         largest = max(values.values())
         limit = float(f"{max(MARGIN * largest, floor):.3g}")
         planted = {key: entry["values"][name] for key, entry in faults.items() if name in entry["values"]}

@@ -80,6 +80,17 @@ def test_tables_of_the_gates(report):
     assert tables["Length limits"].rows[1][1].startswith("refused: SequenceTooLong")
 
 
+def test_this_run_stands_above_predictions_and_published_silicon(report):
+    comparison = view.comparison(report)
+    assert comparison is not None
+    run, silicon, unknown = comparison.rows
+    checkpoint = "SmolLM2-135M-Instruct, Q4_1 dequantised to bf16"
+    assert run[:7] == ["smollm2_135m, this run", "twin (modelled)", checkpoint, "128", "41.3", "11.9", "84.2"]
+    assert silicon[3:] == ["2048", "1210.0", "82.0", "12.2", "published 2026-06"]
+    assert unknown[4:7] == ["", "0.0", ""]
+    assert "<h3>Beside published silicon</h3>" in render_report(report, "r")
+
+
 def test_records_of_a_newer_shape_do_not_take_the_page_down():
     odd = [
         ("ladder", {"rungs": "many"}),
@@ -90,6 +101,7 @@ def test_records_of_a_newer_shape_do_not_take_the_page_down():
         ("optimisation", {"steps": [{}], "baseline_ms": None}),
         ("limits", {}),
         ("cache_check", {"prompts": [{"key_min_cosine": [[0.9]]}]}),
+        ("comparison", {"rows": [{}]}),
         ("phase1", {"elements": "all", "baseline": 3}),
     ]
     events = [{"event": "record", "nodeid": "a", "kind": kind, "payload": payload} for kind, payload in odd]

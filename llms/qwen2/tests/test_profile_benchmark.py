@@ -2,6 +2,7 @@
 
 import pytest
 
+from llms.deploy.compare import beside_silicon
 from llms.profiling import breakdown, decode_one, first_token, set_up
 
 pytestmark = pytest.mark.phase6
@@ -22,9 +23,10 @@ def test_ttft(ready, npu_lock, npu_benchmark):
         )
 
 
-def test_time_per_output_token(ready, npu_lock, npu_benchmark):
+def test_time_per_output_token(ready, npu_lock, npu_benchmark, npu_record):
     with npu_lock:
         first_token(ready)
         npu_benchmark(
             lambda: decode_one(ready), seq_len=ready.n_tokens, breakdown=lambda: breakdown(ready, "decode")
         )
+    npu_record("comparison", beside_silicon(ready.deployment))

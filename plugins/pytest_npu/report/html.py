@@ -85,6 +85,8 @@ def render_report(report: RunReport, run: str) -> str:
             heat_maps=view.heat_maps(report),
             profile=profile,
             benchmarks=view.benchmarks(report),
+            comparison=view.comparison(report),
+            compared=view.COMPARED,
             kernels=view.kernels(report),
             rungs=gate_view.rungs(report),
             divergence=gate_view.divergence_plot(report),

@@ -172,6 +172,10 @@ def _time_lines(report: RunReport) -> list[str]:
         lines += (
             _table(("section", "kind", "name", "calls", "ms in all", "ms per call"), rows) if rows else []
         )
+    comparison = view.comparison(report)
+    if comparison is not None:
+        lines += ["## Beside published silicon", "", comparison.definition, ""]
+        lines += _table(view.COMPARED, [tuple(row) for row in comparison.rows])
     benchmarks = view.benchmarks(report)
     if benchmarks:
         lines += ["## Benchmarks, ms on the device clock", ""]

@@ -292,6 +292,7 @@ RECORD_LISTS: dict[str, tuple[str, ...]] = {
     "teacher_forced": ("prompts",),
     "profile": ("breakdown",),
     "table": ("rows",),
+    "comparison": ("rows",),
     **dict.fromkeys(("benchmark", "phase0", "phase1", "block", "optimisation", "limits"), ()),
 }
 

@@ -150,7 +150,13 @@ def figures(report: RunReport) -> list[Figure]:
     ]
     if cosines:
         value, row = min(cosines, key=lambda pair: pair[0])
-        found.append(Figure("lowest cosine", f"{value:.4f}", f"{row.get('path')}, layer {row.get('layer')}"))
+        found.append(
+            Figure(
+                "lowest cosine",
+                f"{value:.4f}",
+                f"{row.get('path')}, layer {row.get('layer')}; for information",
+            )
+        )
     return found
 
 
@@ -304,6 +310,53 @@ def benchmarks(report: RunReport) -> list[dict[str, Any]]:
         milliseconds = {key: "–" if value is None else f"{value * 1e3:.3f}" for key, value in times.items()}
         found.append({**payload, **milliseconds})
     return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """This run beside predictions and published silicon; cells are texts, times in ms."""
+
+    definition: str
+    rows: list[list[str]]
+
+
+#: Columns of a comparison.
+COMPARED = ("model", "device", "checkpoint", "prompt", "TTFT, ms", "per token, ms", "tokens/s", "source")
+
+
+def comparison(report: RunReport) -> Comparison | None:
+    """The last record of kind `comparison`, with the figures of this run above it."""
+    records = report.records_of("comparison")
+    if not records:
+        return None
+    payload, timing = records[-1]["payload"], timing_of(report)
+    rows = [] if timing is None else [_this_run(report, timing)]
+    return Comparison(
+        str(payload.get("definition") or ""), [_compared(row) for row in rows + payload["rows"]]
+    )
+
+
+def _this_run(report: RunReport, timing: Timing) -> dict[str, Any]:
+    return {
+        "what": f"{report.model}, this run",
+        "device": timing.clock,
+        "checkpoint": report.checkpoint_label,
+        "seq_len": timing.seq_len,
+        "ttft_ms": timing.ttft_ms,
+        "tpot_ms": timing.tpot_ms,
+        "source": "median of its benchmarks",
+    }
+
+
+def _compared(row: Mapping[str, Any]) -> list[str]:
+    ttft, tpot = number(row.get("ttft_ms")), number(row.get("tpot_ms"))
+    return [
+        *(str(row.get(key) or "") for key in ("what", "device", "checkpoint", "seq_len")),
+        "" if ttft is None else f"{ttft:.1f}",
+        "" if tpot is None else f"{tpot:.1f}",
+        f"{1e3 / tpot:.1f}" if tpot else "",
+        str(row.get("source") or ""),
+    ]
 
 
 @dataclass(frozen=True)

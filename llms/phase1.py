@@ -179,8 +179,9 @@ def check(
 ) -> GateOutcome:
     """Run one kernel on the device and judge its whole output.
 
-    Elements beyond the tolerance, no more than the arithmetic explains, pass with the status `in tier`: reports
-    count them in the phase's row and list the kernels, the terminal has one line for all of them. `device` is held while the kernel runs, not while inputs and reference are computed.
+    Elements beyond the tolerance, no more than the arithmetic explains, pass with the status `in tier`:
+    reports count them in the phase's row and list the kernels, the terminal has one line for all of them.
+    `device` is held while the kernel runs, not while inputs and reference are computed.
     Raises CompileFailed, ArtefactMissing, KernelRunError from the toolkit.
     """
     try:

@@ -54,6 +54,64 @@ PLANTED = {
         "from npu_twin._xrt import run; run.TIMEOUT = 5",
         "runs: never(); r = run(); r.start(); r.wait(20), r.state(), r.wait(20)",
     ),
+    "name of a keyword": (
+        "from npu_twin._xrt import buffer; o = buffer._init._overloads; p = list(o[0].parameters); "
+        "p[1] = p[1]._replace(name='nbytes'); o[0] = o[0]._replace(parameters=tuple(p))",
+        "buffers: pyxrt.bo(device=d, size=64, flags=H, group=0)",
+    ),
+    "keyword where there is none": (
+        "from npu_twin._xrt import buffer; o = buffer._read._overloads; p = list(o[0].parameters); "
+        "p = [p[0]._replace(name='size', keyword=True), p[1]._replace(name='skip', keyword=True)]; "
+        "o[0] = o[0]._replace(parameters=tuple(p))",
+        "buffers: b.read(size=4, skip=0)",
+    ),
+    "property for a method": (
+        "from npu_twin import pyxrt; pyxrt.bo.size = property(lambda self: self._nbytes)",
+        "buffers: b.size()",
+    ),
+    "method for a property": (
+        "from npu_twin._xrt import pybind; pybind._Enum.value = lambda self: int(self._value)",
+        "enums: S(3), S(3).name, S(3).value",
+    ),
+    "repr": (
+        "from npu_twin._xrt import pybind; pybind._Enum.__repr__ = lambda self: f'<{self._label()}>'",
+        "enums: S.ERT_CMD_STATE_NEW",
+    ),
+    "str": (
+        "from npu_twin._xrt import pybind; pybind._Enum.__str__ = lambda self: self._label()",
+        "enums: str(S.ERT_CMD_STATE_NEW)",
+    ),
+    "class of an exception": (
+        "from npu_twin._xrt import buffer\n"
+        "def put(self, data, offset, real=buffer._put):\n"
+        "    try:\n"
+        "        return real(self, data, offset)\n"
+        "    except RuntimeError as error:\n"
+        "        raise ValueError(str(error)) from None\n"
+        "buffer._put = put",
+        "buffers: b.write(bytes(65), 0)",
+    ),
+    "number for a state": (
+        "from npu_twin import pyxrt; pyxrt.run.state = lambda self: 4",
+        "runs: done().state()",
+    ),
+    "equal to a number": (
+        "from npu_twin import pyxrt; type(pyxrt.info)._int_equal = True",
+        "enums: pyxrt.info == 6, pyxrt.xrt_info_device.name == 5",
+    ),
+    "name too many": (
+        "from npu_twin import pyxrt; pyxrt.runlist.wait2 = pyxrt.runlist.wait",
+        'signatures: [n for n in dir(pyxrt.runlist) if n[0] != "_"]',
+    ),
+    "name too few": (
+        "from npu_twin import pyxrt; del pyxrt.run.wait2",
+        'signatures: [n for n in dir(pyxrt.run) if n[0] != "_"]',
+    ),
+    "identity of values": (
+        "from npu_twin import pyxrt; pyxrt.uuid.__eq__ = lambda self, other: True; "
+        "pyxrt.uuid.to_string = lambda self: '0'",
+        "device: pyxrt.uuid(UUID).to_string()",
+    ),
 }
 
 

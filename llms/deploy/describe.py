@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llms.llama_kernel_builder.llama_loop import KernelSequence
     from llms.llama_kernel_builder.model_config import ModelConfig
+    from npu_twin.timing.model_config import ModelSizes
 
 SEQ_LEN = 2048
 
@@ -127,11 +128,11 @@ class Speed:
 
 def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
     """Predict from the sizes on the device; host attention is added where no kernel takes the heads."""
-    from llms.llama_kernel_builder.device_config import attends_on_device, device_config
+    from llms.llama_kernel_builder.device_config import attends_on_device
     from npu_twin import timing
 
     n = max(1, min(seq_len, config.max_position))
-    found = timing.predict(device_config(config), n)
+    found = timing.predict(_device_sizes(config), n)
     rows: list[dict[str, Any]] = [
         {
             "section": part.section,
@@ -169,6 +170,27 @@ def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
         error["ttft_s"],
         error["decode_ms_per_token"],
         tuple(rows),
+    )
+
+
+def _device_sizes(config: ModelConfig) -> ModelSizes:
+    """Sizes on the device. Padded query heads need not be shared evenly by padded key heads: such heads are
+    attended on the host, without the padding.
+    """
+    from llms.llama_kernel_builder.device_config import device_config
+    from npu_twin.timing.model_config import ModelSizes
+
+    c = device_config(config)
+    return ModelSizes(
+        c.n_layers,
+        c.emb_dim,
+        c.n_heads,
+        c.n_kv_heads,
+        c.head_dim,
+        c.hidden_dim,
+        c.vocab_size,
+        c.qkv_bias,
+        c.qk_norm,
     )
 
 

@@ -417,6 +417,8 @@ class _Weights:
         if generator is not None:
             blocks = generator.permutation(weight.shape[1] // products.BLOCK)
             order = (blocks[:, None] * products.BLOCK + np.arange(products.BLOCK)).reshape(-1)
+            # columns behind the last whole block stay there
+            order = np.concatenate([order, np.arange(order.size, weight.shape[1])])
             self._order = torch.from_numpy(order)
             self._weight = self._weight[:, self._order]
 

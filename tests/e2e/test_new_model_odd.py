@@ -113,6 +113,11 @@ MODELS = {
         {"intermediate_size": 18900, "num_hidden_layers": 1, "num_key_value_heads": 1},
         says="down projection of decode in 2 GEMVs",
     ),
+    "heads-that-pad-unevenly": Odd(
+        "qwen3",
+        {"head_dim": 96, "num_attention_heads": 15, "num_key_value_heads": 5, "intermediate_size": 300},
+        says="n_kv_heads 5 padded to 6",
+    ),
     "seven-heads": Odd("llama", {"hidden_size": 448, "num_attention_heads": 7, "num_key_value_heads": 1}),
 }
 QUICK = ("odd-widths-tied-bias-v4", "qwen3-norm-head-128-decoupled")

@@ -202,3 +202,16 @@ def test_descriptions_that_contradict_themselves() -> None:
         LinearArithmetic("direct")
     with pytest.raises(DescriptionError, match="none of"):
         LinearArithmetic("magic")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("k", [300, 1100, 4])
+def test_a_width_of_no_whole_blocks_is_that_of_operands_padded_with_zeros(k: int) -> None:
+    x, weight = torch.randn(3, k).bfloat16(), torch.randn(5, k).bfloat16()
+    wide = (k + 63) // 64 * 64
+    padded = [torch.nn.functional.pad(each, (0, wide - k)) for each in (x, weight)]
+    for how in (LinearArithmetic("drain"), LinearArithmetic("fused-cast")):
+        found = products.gemm(x, products.quantised_weight(weight), how)
+        wanted = products.gemm(padded[0], products.quantised_weight(padded[1]), how)
+        assert found.shape == (3, 5)
+        # the order of f32 sums may move one rounding
+        assert torch.allclose(found.float(), wanted.float(), rtol=2.0**-7, atol=1e-6)

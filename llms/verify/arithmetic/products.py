@@ -47,8 +47,18 @@ def block_quantise(x: Any) -> Any:
     return result.reshape(x.shape)
 
 
+def whole_blocks(x: Any) -> Any:
+    """``x[.., K]`` with zeros behind K up to the next whole block, as padded operands on the device have."""
+    odd = -x.shape[-1] % BLOCK
+    return torch.nn.functional.pad(x, (0, odd)) if odd else x
+
+
 def quantised_weight(weight: Any) -> Any:
-    """bf16 ``[N, K]`` quantised along K; eight significant bits, so bf16 holds the result exactly."""
+    """bf16 ``[N, K]`` quantised along K; eight significant bits, so bf16 holds the result exactly.
+
+    The result is ``[N, K']`` with K' in whole blocks.
+    """
+    weight = whole_blocks(weight)
     result = torch.empty_like(weight)
     rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
     for start in range(0, weight.shape[0], rows):
@@ -59,7 +69,7 @@ def quantised_weight(weight: Any) -> Any:
 
 def gemm(x: Any, quantised: Any, how: LinearArithmetic) -> Any:
     """bf16 ``x[M, K]`` times a weight ``[N, K]`` from :func:`quantised_weight`; bf16 ``[M, N]``."""
-    left = block_quantise(x.float())
+    left = block_quantise(whole_blocks(x).float())
     right = quantised.float()
     if how.method == "direct":
         total = torch.zeros(x.shape[0], right.shape[0], dtype=torch.bfloat16)

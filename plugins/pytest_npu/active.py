@@ -66,6 +66,7 @@ def wake(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Close what is open; `pytest_unconfigure`."""
     if STATE in config.stash:
+        session.rescue(config.stash[STATE])
         config.stash[STATE].close()
 
 

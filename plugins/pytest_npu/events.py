@@ -185,7 +185,8 @@ def atomic_write(path: Path, data: str) -> None:
     """Write a text file so that a reader sees the old or the new content, never a part."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        temp.write_text(data, encoding="utf-8")
+        # ids of tests may hold half of a surrogate pair, which UTF-8 cannot carry
+        temp.write_text(data, encoding="utf-8", errors="backslashreplace")
         temp.replace(path)
     finally:
         temp.unlink(missing_ok=True)

@@ -34,6 +34,13 @@ def claim_run_folder(report_dir: Path, model: str, run_id: str) -> Path:
     raise FileExistsError(f"no free run folder {parent / run_id}-N")
 
 
+def fallback_dir() -> Path:
+    """Where reports go when their folder cannot be written."""
+    import tempfile
+
+    return Path(tempfile.gettempdir()) / f"pytest-npu-reports-{os.getuid()}"
+
+
 class RunLogs:
     """A sink that writes: one event log per model, opened when the model's first event arrives.
 
@@ -67,10 +74,8 @@ class RunLogs:
             try:
                 log = self._open(model)
             except OSError as error:
-                import tempfile
-
                 self.fallback_reason = f"{self.report_dir} cannot be written ({error.strerror or error})"
-                self.report_dir = Path(tempfile.gettempdir()) / f"pytest-npu-reports-{os.getuid()}"
+                self.report_dir = fallback_dir()
                 try:
                     log = self._open(model)
                 except OSError as second:

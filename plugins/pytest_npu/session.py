@@ -311,9 +311,9 @@ def log_interrupt(state: NpuState, excinfo: pytest.ExceptionInfo[BaseException])
     """Log Ctrl-C or `pytest.exit`."""
     if state.role is Role.WORKER or not state.active:
         return
-    reason = (
-        "interrupted by the user (Ctrl-C)" if excinfo.errisinstance(KeyboardInterrupt) else str(excinfo.value)
-    )
+    # pytest and pytest-xdist stop a session by subclasses that carry the reason: -x, errors of the collection
+    by_user = excinfo.type is KeyboardInterrupt or not str(excinfo.value)
+    reason = "interrupted by the user (Ctrl-C)" if by_user else str(excinfo.value)
     state.emit("interrupt", reason=reason, nodeid=state.current.nodeid if state.current else None)
 
 
@@ -321,6 +321,30 @@ def log_internal_error(state: NpuState, text: str) -> None:
     """Log an internal error of pytest or of a plugin."""
     if state.active and state.role is not Role.WORKER:
         state.emit("crash", nodeid=None, cause="internal error of pytest or a plugin", detail=clip(text))
+
+
+def rescue(state: NpuState) -> None:
+    """Write the reports of a session that did not come to its end, for example after a second Ctrl-C."""
+    if not state.active or state.finished or state.logs is None:
+        return
+    state.emit("interrupt", reason="the session was cut short", nodeid=None)
+    _write(state)
+    _tell_paths(state)
+
+
+def _write(state: NpuState) -> None:
+    from .report.write import write_reports
+
+    state.finished = True
+    if state.logs is not None:
+        state.written = write_reports(state.logs)
+
+
+def _tell_paths(state: NpuState) -> None:
+    from . import terminal
+
+    for written in state.written:
+        state.tell_user("\n".join(terminal.path_lines(written)))
 
 
 def finish(state: NpuState, session: pytest.Session, exit_status: int) -> None:
@@ -338,12 +362,8 @@ def finish(state: NpuState, session: pytest.Session, exit_status: int) -> None:
     if not state.active:
         return
     state.emit("session_finish", exit_status=int(exit_status))
+    _write(state)
     if state.logs is not None:
-        from . import terminal
-        from .report.write import write_reports
-
-        state.written = write_reports(state.logs)
         if exit_status == pytest.ExitCode.INTERNAL_ERROR:  # pytest prints no summary then
-            for written in state.written:
-                state.tell_user("\n".join(terminal.path_lines(written)))
+            _tell_paths(state)
         state.config.hook.pytest_npu_reports(config=state.config, folders=state.logs.folders)

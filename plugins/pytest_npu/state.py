@@ -79,6 +79,8 @@ class NpuState:
     #: Files of timelines: path, events, error, unfinished.
     timelines: list[dict[str, Any]] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    #: The end of the session is logged, or what there is was reported without it.
+    finished: bool = False
     #: Records by node id, kept only for a pytest-html page.
     keep_records: bool = False
     records: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)

@@ -341,9 +341,11 @@ class Supervisor:
             return
         if not self._orderly:
             self._logs.emit(make_event("session_finish", exit_status=status))
-        lines = Lines(self._config)
-        for written in write_reports(self._logs):
-            write_written(lines, written)
+        reports = write_reports(self._logs)
+        if hasattr(self._config.option, "color"):  # not with -p no:terminal
+            lines = Lines(self._config)
+            for written in reports:
+                write_written(lines, written)
         self._config.hook.pytest_npu_reports(config=self._config, folders=self._logs.folders)
 
 

@@ -117,6 +117,7 @@ class XdistHooks:
             # An error for the terminal and for JUnit, as in our reports and without xdist. What is not of
             # setup, call or teardown counts as a failure there.
             report.when = "setup"
+            report.location = (crashitem.split("::", 1)[0], None, crashitem.partition("::")[2])
         if info is None:
             return
         self._state.emit(

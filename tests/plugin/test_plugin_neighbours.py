@@ -110,6 +110,26 @@ def test_pytest_timeout_ends_a_test_that_it_can_end(suite):
     assert suite.outcomes() == {"test_x": "failed", "test_y": "blocked"}
 
 
+def test_pytest_timeout_that_ends_the_process_leaves_a_result_under_a_supervisor(suite):
+    pytest.importorskip("pytest_timeout")
+    suite.model(a="def test_x(): time.sleep(60)\ndef test_y(): pass")
+    args = ("--timeout=1", "--timeout-method=thread", "--npu-supervise")
+    suite.spawn(*args, plugins="timeout").assert_outcomes(errors=1, passed=1)
+    assert suite.outcomes() == {"test_x": "crashed", "test_y": "passed"}
+
+
+def test_reruns_of_the_user_count_once_in_every_report(suite):
+    pytest.importorskip("pytest_rerunfailures")
+    pytest.importorskip("xdist")
+    suite.model(
+        a="n = []\n@pytest.mark.flaky(reruns=2)\ndef test_x():\n    n.append(1)\n    assert len(n) > 1"
+    )
+    result = suite.spawn("-n", "1", "--npu-supervise", plugins="xdist rerunfailures")
+    result.stdout.fnmatch_lines(["*1 passed, 1 rerun*"])
+    assert suite.results()["counts"] == {"passed": 1}
+    assert suite.results()["tests"][0]["reruns"] == 1
+
+
 def test_local_gateways_in_the_form_of_remote_ones(suite):
     """`--tx` as for several hosts; results of all gateways come together on the controller."""
     pytest.importorskip("xdist")

@@ -260,3 +260,110 @@ def test_environment_is_not_touched(suite):
     assert {k: v for k, v in os.environ.items() if "NPU" in k} == {
         k: v for k, v in before.items() if "NPU" in k
     }
+
+
+def test_full_disk_at_the_end_puts_the_reports_into_the_temporary_folder(suite, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    suite.model(a=MIXED)
+    conftest = suite.path / "conftest.py"
+    full = """
+import errno, pathlib
+real = pathlib.Path.write_text
+def full(self, *args, **keywords):
+    if "/reports/tiny/" in str(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return real(self, *args, **keywords)
+pathlib.Path.write_text = full
+"""
+    conftest.write_text(conftest.read_text() + full)
+    result = suite.spawn()
+    result.stdout.fnmatch_lines(["report: *cannot be written (No space left on device), hence this folder"])
+    (folder,) = tmp_path.glob("pytest-npu-reports-*/tiny/*")
+    assert json.loads((folder / "results.json").read_text())["counts"]["passed"] == 1
+    assert ET.parse(folder / "junit.xml").getroot().find("testsuite").attrib["errors"] == "2"
+    assert "FAIL" in (folder / "report.html").read_text()
+
+
+def test_second_ctrl_c_leaves_a_report(suite):
+    """The session of pytest does not come to its end then."""
+    suite.model(
+        a="""
+@pytest.fixture(autouse=True)
+def slow_end():
+    yield
+    print("ending", flush=True)
+    time.sleep(60)
+def test_one(): pass
+def test_two(): pass
+"""
+    )
+    process = suite.start("-s")
+    for line in process.stdout:
+        if "ending" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode != 0, out
+    assert suite.results()["verdict"] == "INCOMPLETE"
+    assert suite.outcomes() == {"test_one": "interrupted", "test_two": "not run"}
+    assert "report: reports/tiny" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "plugins", "reason"),
+    [((), "", "1 error during collection"), (("-n", "1", "-x"), "xdist", "stopping after 1 failures")],
+)
+def test_session_that_pytest_stops_is_not_blamed_on_the_user(suite, args, plugins, reason):
+    suite.model(a="def test_one(): assert 0\ndef test_two(): pass", b="" if args else "def (:")
+    result = suite.spawn(*args, plugins=plugins)
+    assert "Ctrl-C" not in result.stdout.str()
+    assert suite.results()["interrupts"] == [reason]
+
+
+IDS = ["\u00e4\n\x1b[31m<b>", "\u65e5\u672c\u8a9e", "x" * 9000, "a/b::c|`d`", "\ud800", "]]>&"]
+
+
+@pytest.mark.parametrize(("args", "plugins"), [((), ""), (("-n", "1", "--npu-supervise"), "xdist")])
+def test_ids_of_any_kind_reach_every_report(suite, args, plugins):
+    ids = ascii(IDS)
+    cases = f"@pytest.mark.parametrize('x', {ids}, ids=lambda v: v)"
+    suite.model(a=f"{cases}\ndef test_x(x, npu_record): npu_record('x', x)")
+    suite.spawn(*args, plugins=plugins).assert_outcomes(passed=len(IDS))
+    assert suite.results()["counts"] == {"passed": len(IDS)}
+    assert junit_counts(suite)["tests"] == len(IDS)
+    assert "<b>" not in (suite.runs()[-1] / "report.html").read_text()
+    assert (suite.runs()[-1] / "evaluation_report.md").exists()
+
+
+def test_file_of_the_user_in_a_missing_folder(suite):
+    suite.model(a="def test_one(): pass")
+    suite.spawn("--npu-supervise", "--junitxml=new/sub/j.xml").assert_outcomes(passed=1)
+    assert (suite.path / "new" / "sub" / "j.xml").exists()
+
+
+@pytest.mark.parametrize("supervise", [(), ("--npu-supervise",)])
+def test_odd_environment(suite, monkeypatch, supervise):
+    suite.model(a="def test_one(npu_device): pass")
+    monkeypatch.setenv("TMPDIR", "/nonexistent")
+    monkeypatch.setenv("HOME", "/proc")
+    suite.spawn(*supervise, "-p", "no:terminal")
+    assert suite.results()["verdict"] == "PASS"
+
+
+@pytest.mark.parametrize("supervise", [(), ("--npu-supervise",)])
+def test_run_from_another_folder_with_another_root(suite, monkeypatch, tmp_path, supervise):
+    model = suite.model(a="def test_one(deployment): assert deployment.folder.name == 'tiny'")
+    monkeypatch.chdir(tmp_path)
+    suite.spawn(*supervise, f"--rootdir={suite.path}", "-c", str(suite.path / "tox.ini"), str(model))
+    assert suite.results()["counts"] == {"passed": 1}
+
+
+def test_last_failed_runs_what_failed(suite, monkeypatch):
+    first = "@pytest.mark.phase1\ndef test_one(): assert os.environ.get('FIXED')\n"
+    suite.model(a=f"{first}@pytest.mark.phase2\ndef test_two(): pass")
+    suite.spawn().assert_outcomes(failed=1, skipped=1)
+    monkeypatch.setenv("FIXED", "1")
+    suite.spawn("--lf").assert_outcomes(passed=1)
+    assert suite.outcomes() == {"test_one": "passed"}

@@ -86,6 +86,12 @@ class HeatMap:
     shown_columns: tuple[Tick, ...] = field(default=())
 
 
+#: Relative span of an axis below which its ticks would be the same number.
+FINEST_SPAN = 1e-10
+#: The axis of cosines shows at least this much below 1: two equal sides differ by 1e-16 or by nothing.
+FINEST_COSINE = 1e-6
+
+
 def number(value: Any) -> float | None:
     """A finite float, or None for missing values and for the texts `nan` and `inf` of the event log."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -94,8 +100,8 @@ def number(value: Any) -> float | None:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers that cover low..high."""
-    if high <= low:
+    """About `count` round numbers that cover low..high; a span that doubles cannot divide counts as none."""
+    if high - low <= FINEST_SPAN * max(1.0, abs(high)):
         high = low + 1.0
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -128,7 +134,7 @@ def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
         return None
     values = [value for points in series.values() for point in points for value in point[1:3]]
     layers = [point[0] for points in series.values() for point in points]
-    ticks = nice_ticks(min(values), max(1.0, max(values)))
+    ticks = nice_ticks(min(*values, 1.0 - FINEST_COSINE), max(1.0, max(values)))
     low, high = ticks[0], ticks[-1]
     first, last = min(layers), max(layers)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..events import atomic_write, read_events
-from ..runlogs import EVENTS_FILE, RunLogs
+from ..runlogs import EVENTS_FILE, RunLogs, claim_run_folder, fallback_dir
 from .html import render_report
 from .index import write_index
 from .junit import render_junit
@@ -34,8 +34,12 @@ def write_reports(logs: RunLogs) -> list[Written]:
     for model, folder in logs.folders.items():
         report = build_run_report(model, logs.events(model))
         log_error = str(errors[model].strerror) if model in errors else None
-        error = _write_safely(folder, report)
-        written.append(Written(folder, report, error, log_error, logs.fallback_reason))
+        error, reason = _write_safely(folder, report), logs.fallback_reason
+        if error is not None and reason is None:
+            elsewhere = _write_elsewhere(folder, report)
+            if elsewhere is not None:
+                folder, error, reason = elsewhere, None, f"{folder} cannot be written ({error})"
+        written.append(Written(folder, report, error, log_error, reason))
     return written
 
 
@@ -48,6 +52,15 @@ def _write_safely(folder: Path, report: RunReport) -> str | None:
     except Exception as error:  # a record of an unexpected shape must not take the run's end down with it
         return f"{type(error).__name__} while rendering: {error}"
     return None
+
+
+def _write_elsewhere(folder: Path, report: RunReport) -> Path | None:
+    """The same below the temporary folder, for a disk that became full; None when that fails, too."""
+    try:
+        other = claim_run_folder(fallback_dir(), folder.parent.name, folder.name)
+    except OSError:
+        return None
+    return other if _write_safely(other, report) is None else None
 
 
 def write_run_folder(folder: Path, report: RunReport) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from kernel_registry.registry_lookup import ENV
 
 from .checkpoints import Checkpoint, PackagedGGUF, resolve
+from .llama_kernel_builder.exceptions import ConfigError
 from .llama_kernel_builder.model_config import ModelConfig
 from .runner import ProductionRunner
 from .session import InferenceModule, Session
@@ -69,10 +70,32 @@ class ModelAdapter:
         npu_attn: bool = True,
         lite_mode: bool = False,
     ) -> ProductionRunner:
-        """Load weights and prepare the runtime; kernels are compiled for the lengths that are used."""
+        """Load weights and prepare the runtime; kernels are compiled for the lengths that are used.
+
+        Raises ConfigError when the published configuration was given for a checkpoint of other shapes.
+        """
         checkpoint = self.source.checkpoint(model_name)
+        if config == self.config:
+            _same_shapes(config, checkpoint)
         session = Session(self.inference, checkpoint, tokenizer, max_seq, config=config, npu_attn=npu_attn)
         return ProductionRunner(model_name, session, lite_mode=lite_mode)
+
+
+_SHAPES = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
+
+
+def _same_shapes(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    own = ModelConfig.from_hf_folder(checkpoint.path)
+    differing = [name for name in _SHAPES if getattr(config, name) != getattr(own, name)]
+    if differing:
+        text = ", ".join(
+            f"{name} {getattr(own, name)} instead of {getattr(config, name)}" for name in differing
+        )
+        raise ConfigError(
+            f"{checkpoint.label} in {checkpoint.path} has {text}: build_config() without an argument is the "
+            "published model. Give it the model's name, or name the runner pytest_npu.deployed.<model>, "
+            "whose build_config() is that of the checkpoint that runs"
+        )
 
 
 def use_registry(folder: Path) -> None:

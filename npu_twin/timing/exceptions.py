@@ -1,7 +1,8 @@
 """Published timings that no formula of the model explains: a table, counted as parameters and kept short.
 
-An entry scales the work of the launches it matches. Its rows take no part in a fit and are not judged: they
-are named, with the reason, wherever the model is validated.
+An entry scales the work of the launches it matches. Its rows take no part in a fit and are named, with the
+reason, wherever the model is validated. They are not judged, except those of an entry that says so: they are
+held to the limits by the formula alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class TableEntry:
         method: method that must be equal; empty for any.
         factor: measured work over the work by the formula.
         reason: what was measured and why no formula is used.
+        judged: its rows count, without the factor.
     """
 
     op: str
@@ -31,6 +33,7 @@ class TableEntry:
     method: str
     factor: float
     reason: str
+    judged: bool = False
 
     def matches(self, launch: LaunchLike) -> bool:
         """Return whether the entry applies to `launch`."""
@@ -60,6 +63,7 @@ TABLE: tuple[TableEntry, ...] = (
         12.6,
         "one K tiling of one shape collapses to a twelfth of the speed of its neighbours 64 and 128, "
         "published without an explanation",
+        judged=True,
     ),
 )
 

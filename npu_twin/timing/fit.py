@@ -43,7 +43,7 @@ class Stage:
         wanted = row.scope in self.scopes and (
             row.kernel == self.name or row.scope != ALONE or self.name != "gemm"
         )
-        return wanted and row.kernel in self.kernels and entry_of(row.call) is None
+        return wanted and row.kernel in self.kernels and not row.doubt and entry_of(row.call) is None
 
 
 _BIAS = "stream.bias_ns"
@@ -110,7 +110,10 @@ def fit_rows(used: Sequence[Row]) -> dict[str, float]:
 
 
 def cross_validate(used: Sequence[Row], values: Values) -> dict[str, float]:
-    """Return for each row id the prediction of a model that has not seen any row of the same size."""
+    """Return for each row id the prediction of a model that has not seen any row of the same size.
+
+    A row under an entry of the table of exceptions that is judged is predicted without the entry.
+    """
     predictions: dict[str, float] = {}
     for stage in STAGES:
         members = [row for row in used if stage.takes(row)]
@@ -122,13 +125,14 @@ def cross_validate(used: Sequence[Row], values: Values) -> dict[str, float]:
             predictions.update({row.id: predict_us(fold, row) for row in members if row.shape == shape})
     for row in used:
         if row.id not in predictions:
-            predictions[row.id] = predict_us(values, row)
+            entry = entry_of(row.call)
+            predictions[row.id] = predict_us(values, row, table=entry is None or not entry.judged)
     return predictions
 
 
 MODEL_PARAMETERS = (
     "gemv.pingpong_gbps",
-    "gemv.load_ratio",
+    "program.one_row_load_ratio",
     "host.copy_gbps",
     "model.program_ratio",
     "model.attention_ratio",

@@ -7,7 +7,7 @@ elements, traffic in bytes; a time in `GB/s` divides bytes by 1000 to give micro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from npu_twin.timing.exceptions import factor
 from npu_twin.timing.parameters import Values
@@ -17,12 +17,17 @@ _BF16 = 2
 _F32 = 4
 _COLUMNS = 8
 CAST_TILES = 8
+_CAST_BYTES = _F32 + _BF16
+"""Traffic of one element of the cast launch: the f32 sum read, the bf16 result written."""
 ARRAY_TILES = 32
 STANDALONE_GROUP = 4
 """Descriptors that the runtime of a kernel of its own keeps in flight; programs are built with 16."""
 PROGRAM_GROUP = 16
 PINGPONG_K = 8192
 """From this width on two copies of the rows do not fit L1 and a product runs without double buffers."""
+
+
+_SUMS_LEAVE_BY_DMA = frozenset({"external", "fused-cast"})
 
 
 def _ceil(size: int, part: int) -> int:
@@ -56,8 +61,9 @@ def gemm_us(
     """Return the work of the matrix product alone, without the cast launch of the fused-cast method.
 
     A is read once per block of columns of B and B once per block of rows of A; both share the bandwidth of
-    DDR with the output. A core is bound by its calls of the micro kernel. Emptying the accumulators and
-    draining the pipe before the next block of columns add to that.
+    DDR with the output. A core is bound by its calls of the micro kernel. Draining the pipe before the next
+    block of columns adds to that, and so does the pass of the core over its accumulators where it casts them
+    or the compiler's own kernel copies them; the external kernel's f32 sums leave by DMA as they are.
     """
     m, k, n = dims["M"], dims["K"], dims["N"]
     tile_m, tile_n, k_l2, k_l1 = tile["tile_m"], tile["tile_n"], tile["tile_k_l2"], tile["tile_k_l1"]
@@ -75,7 +81,8 @@ def gemm_us(
     else:
         call_ns = p["gemm.call_ns"] + p["gemm.ns_per_kmac"] * macs
     core = blocks * k / k_l1 * call_ns * 1e-3
-    store = p["gemm.store_ns"] * blocks * tile_m * tile_n * 1e-3
+    copied = 0 if method in _SUMS_LEAVE_BY_DMA else blocks * tile_m * tile_n
+    store = p["gemm.store_ns"] * copied * 1e-3
     restart = p["gemm.restart_us"] * column_blocks * herd[0] / _COLUMNS / row_blocks
     return max(memory, core) + store + restart
 
@@ -116,20 +123,26 @@ def _attention_us(p: Values, launch: LaunchLike) -> float:
 
 
 def work_us(
-    p: Values, launch: LaunchLike, group_limit: int = PROGRAM_GROUP, gemv_gbps: float | None = None
+    p: Values,
+    launch: LaunchLike,
+    group_limit: int = PROGRAM_GROUP,
+    gemv_gbps: float | None = None,
+    table: bool = True,
 ) -> float:
     """Return the work of one launch, without loading it.
 
     `group_limit` and `gemv_gbps` say how a matrix-vector product is built (see `gemv_us`), by default as
-    inside a program. Raises ValueError for an operation without a model.
+    inside a program; `table` applies the table of exceptions. Raises ValueError for an operation without a
+    model.
     """
     d, t, op = launch.dims, launch.tile, launch.op
     cores = tiles(launch)
+    exception = factor(launch) if table else 1.0
     if op == "gemm":
         f32 = launch.method == "external" or launch.attrs.get("output_dtype") == "f32"
-        us = gemm_us(p, d, t, launch.herd, launch.method, f32) * factor(launch)
+        us = gemm_us(p, d, t, launch.herd, launch.method, f32) * exception
         if launch.method == "fused-cast":
-            us += reload_us(p, CAST_TILES) + p["gemm.cast_ns"] * d["M"] * d["N"] * 1e-3
+            us += reload_us(p, CAST_TILES) + _CAST_BYTES * d["M"] * d["N"] / p["stream.ddr_gbps"] * 1e-3
         return us
     if op == "gemv":
         rate = (
@@ -154,7 +167,7 @@ def work_us(
             + _ceil(d["emb"], 1) * p["norm.rms_ns"] * 1e-3
         )
     if op == "rms_norm":
-        return _ceil(d["M"], cores) * d["N"] * p["norm.rms_ns"] * 1e-3 * factor(launch)
+        return _ceil(d["M"], cores) * d["N"] * p["norm.rms_ns"] * 1e-3 * exception
     if op == "layer_norm":
         return _ceil(d["M"], cores) * d["N"] * p["norm.layer_ns"] * 1e-3
     if op == "rope":
@@ -199,15 +212,25 @@ _ONE_STREAM = frozenset({"bias_add", "gelu"})
 _ONE_ROW = frozenset({"gemv", "gemv_add", "norm_gateup_swiglu"})
 
 
-def loaded_us(p: Values, launch: LaunchLike) -> float:
-    """Return loading, first fill and work of one launch inside a program."""
+def one_row(launches: Iterable[LaunchLike]) -> bool:
+    """Return whether a program works on one row: it multiplies matrices with vectors."""
+    return any(launch.op in _ONE_ROW for launch in launches)
+
+
+def loaded_us(p: Values, launch: LaunchLike, in_one_row: bool = False, table: bool = True) -> float:
+    """Return loading, first fill and work of one launch inside a program.
+
+    `in_one_row` says that the program works on one row: its other launches load as fast as its products.
+    `table` applies the table of exceptions.
+    """
+    work = work_us(p, launch, table=table)
     if launch.op == "flash_attention":
-        return p["attention.load_us"] + work_us(p, launch)
+        return p["attention.load_us"] + work
     fill = None if launch.op in _ONE_STREAM else _FILLS.get(launch.op)
     loading = reload_us(p, tiles(launch))
-    if launch.op in _ONE_ROW:
-        loading *= p["gemv.load_ratio"]
-    return loading + (p[fill] if fill else 0.0) + work_us(p, launch)
+    if in_one_row or launch.op in _ONE_ROW:
+        loading *= p["program.one_row_load_ratio"]
+    return loading + (p[fill] if fill else 0.0) + work
 
 
 def program_ratio(p: Values, launches: Iterable[LaunchLike]) -> float:
@@ -221,14 +244,20 @@ def program_ratio(p: Values, launches: Iterable[LaunchLike]) -> float:
     return 1.0 if ops & _ONE_ROW else p["model.program_ratio"]
 
 
-def alone_us(p: Values, launch: LaunchLike) -> float:
+def launches_us(p: Values, launches: Sequence[LaunchLike]) -> list[float]:
+    """Return the time of every launch of a program between the other programs of a model."""
+    ratio, narrow = program_ratio(p, launches), one_row(launches)
+    return [ratio * loaded_us(p, launch, narrow) for launch in launches]
+
+
+def alone_us(p: Values, launch: LaunchLike, table: bool = True) -> float:
     """Return the run time of a kernel that is a program of its own, as the registry measures it.
 
     The fused-cast GEMM consists of two launches, attention sets up channels: they are loaded at every run.
     The others are measured from a binary that holds one configuration of the array and needs no loading.
     """
     if launch.op == "flash_attention" or launch.method == "fused-cast":
-        return p["program.start_us"] + loaded_us(p, launch)
+        return p["program.start_us"] + loaded_us(p, launch, table=table)
     fill = _FILLS.get(launch.op)
-    work = work_us(p, launch, STANDALONE_GROUP, p["gemv.ddr_gbps"])
+    work = work_us(p, launch, STANDALONE_GROUP, p["gemv.ddr_gbps"], table)
     return p["program.start_us"] + (p[fill] if fill else 0.0) + work

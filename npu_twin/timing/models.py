@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,7 +86,7 @@ def read_models(path: Path) -> ModelFile:
         raise ValueError(f"{path}: the breakdown must be a list of objects")
     found = ModelFile([], [], [])
     for model in models:
-        identity = str(model.get("id", "?"))
+        identity = str(model.get("id") or model.get("hf_id") or "?")
         weights = str(model.get("weights") or "bf16")
         own = [b for b in breakdown if b.get("model") == identity]
         if weights.lower() not in ("bf16", "bfloat16"):
@@ -99,8 +99,6 @@ def read_models(path: Path) -> ModelFile:
                 found.unjudged.append((identity, str(error)))
             else:
                 found.left_out.append((identity, _NO_FIGURES))
-        except KeyError as error:
-            found.unjudged.append((identity, f"a line of its breakdown has no {error.args[0]}"))
         else:
             if record.ttft_s or record.decode_ms:
                 found.records.append(record)
@@ -116,13 +114,36 @@ def _has_figures(model: Mapping[str, Any]) -> bool:
     return any(model.get(key) is not None for key in ("ttft_s", "decode_ms_per_token", "decode_tps"))
 
 
-def _figure(record: Mapping[str, Any], key: str) -> float | None:
-    """A positive number of a record, None when it has none. Raises ValueError naming the field."""
+_PUBLISHED_TOTALS = {
+    ("prefill", "ttft"),
+    ("prefill", "ttft with tokenizer"),
+    ("decode", "time per token"),
+}
+_BETWEEN = "python and numpy between calls"
+
+
+def _program_times(breakdown: Iterable[Mapping[str, Any]]) -> Iterator[ProgramTime]:
+    """Yield the times of programs in a breakdown; a line without one says nothing about them."""
+    for line in breakdown:
+        phase, name = str(line.get("phase")), str(line.get("component"))
+        if line.get("kind") != "elf" or phase not in ("prefill", "decode"):
+            continue
+        run, call = (_figure(line, key, name) for key in ("npu_run_ms", "per_call_ms"))
+        if run is not None or call is not None:
+            yield ProgramTime(phase, name, run if run is not None else call or 0.0, run is None)
+
+
+def _figure(record: Mapping[str, Any], key: str, where: str = "") -> float | None:
+    """A positive number of a record, None when it has none. Raises ValueError naming the field.
+
+    In a line of a breakdown (`where`) 0 stands for a time that was rounded away.
+    """
     value = record.get(key)
-    if value is None:
+    if value is None or (where and value == 0 and value is not False):
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < math.inf:
-        raise ValueError(f"{key} must be a positive number, not {value!r}")
+        line = f"its breakdown, {where}: " if where else ""
+        raise ValueError(f"{line}{key} must be a positive number, not {value!r}")
     return float(value)
 
 
@@ -134,26 +155,16 @@ def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping
     if not decode and rate is not None:
         decode = [1000.0 / rate]
     for line in own:
-        component, phase = str(line.get("component")), line.get("phase")
-        if phase == "prefill" and component in ("ttft", "ttft with tokenizer"):
-            ttft.append(float(line["total_ms"]) * 1e-3)
-        if phase == "decode" and component == "time per token":
-            decode.append(float(line["total_ms"]))
-    programs = tuple(
-        ProgramTime(
-            str(line["phase"]),
-            str(line["component"]),
-            float(line.get("npu_run_ms") or line["per_call_ms"]),
-            line.get("npu_run_ms") is None,
-        )
-        for line in own
-        if line.get("kind") == "elf" and line.get("phase") in ("prefill", "decode")
-    )
+        component, phase = str(line.get("component")), str(line.get("phase"))
+        total = _figure(line, "total_ms", component) if (phase, component) in _PUBLISHED_TOTALS else None
+        if total is not None:
+            (ttft if phase == "prefill" else decode).append(total * (1e-3 if phase == "prefill" else 1.0))
+    programs = tuple(_program_times(own))
     seq_len = 2048 if model.get("seq_len") is None else model["seq_len"]
     if isinstance(seq_len, bool) or not isinstance(seq_len, int) or not 0 < seq_len <= LARGEST:
         raise ValueError(f"seq_len must be a positive whole number, not {seq_len!r}")
     device = _figure(model, "prefill_kernel_s")
-    between = [float(b["total_ms"]) for b in own if b.get("component") == "python and numpy between calls"]
+    between = [_figure(b, "total_ms", _BETWEEN) for b in own if b.get("component") == _BETWEEN]
     return ModelRecord(
         identity,
         read_sizes(model),

@@ -59,6 +59,20 @@ DEFINITIONS: tuple[Parameter, ...] = (
         "changing to the hardware context of another program",
         PROFILE,
     ),
+    Parameter(
+        "program.alternating_ratio",
+        1.4,
+        "1",
+        "work while ELF and xclbin contexts alternate in a process, over work alone (published: 1.4 to 2.5)",
+        PROFILE,
+    ),
+    Parameter(
+        "program.one_row_load_ratio",
+        0.6,
+        "1",
+        "loading a launch of a program of one row over loading as many tiles of a prefill launch",
+        MODELS,
+    ),
     # GEMM
     Parameter("gemm.ddr_gbps", 48.0, "GB/s", "DDR to array and back, all columns together"),
     Parameter(
@@ -78,8 +92,9 @@ DEFINITIONS: tuple[Parameter, ...] = (
     Parameter("gemm.direct_call_ns", 640.0, "ns", "one call of the compiler's own micro kernel"),
     Parameter("gemm.direct_ns_per_kmac", 8.1, "ns", "1000 multiply-adds in the compiler's own micro kernel"),
     Parameter("gemm.direct_round_ns", 0.024, "ns", "rounding one element of the tile to bf16, every call"),
-    Parameter("gemm.store_ns", 1.5, "ns", "emptying one accumulator element of a core; nothing overlaps it"),
-    Parameter("gemm.cast_ns", 0.063, "ns", "cast launch of the fused-cast method, per element of the output"),
+    Parameter(
+        "gemm.store_ns", 1.5, "ns", "casting or copying one accumulator on its core; nothing overlaps it"
+    ),
     # GEMV
     Parameter("gemv.fill_us", 9.0, "us", "first data of a GEMV on their way, nothing computed yet"),
     Parameter("gemv.ddr_gbps", 35.6, "GB/s", "weights from DDR, sustained over many descriptor groups"),
@@ -87,13 +102,6 @@ DEFINITIONS: tuple[Parameter, ...] = (
     Parameter("gemv.group_us", 9.8, "us", "refilling the pipe between two descriptor groups"),
     Parameter(
         "gemv.pingpong_gbps", 41.0, "GB/s", "weights from DDR with double buffers, as inside programs", MODELS
-    ),
-    Parameter(
-        "gemv.load_ratio",
-        0.5,
-        "1",
-        "loading a product of one row over loading as many tiles of a large kernel",
-        MODELS,
     ),
     # streaming kernels
     Parameter("stream.fill_us", 25.0, "us", "first data of an element-wise kernel on their way"),

@@ -80,8 +80,7 @@ class Prediction:
 
 def program_us(p: Values, program: Program) -> float:
     """Return the run time of one call of a program inside a model, as `timing.run_us` has it."""
-    launches = sum(kernels.loaded_us(p, launch) for launch in program.launches)
-    return p["program.start_us"] + kernels.program_ratio(p, program.launches) * launches
+    return p["program.start_us"] + sum(kernels.launches_us(p, program.launches))
 
 
 def _write_us(p: Values, program: Program) -> float:

@@ -39,8 +39,8 @@ def run_us(listing: ListingLike) -> RunTiming:
     if hit is not None:
         return hit[1]
     p = current()
-    ratio = kernels.program_ratio(p, listing.launches)
-    launches = tuple((launch.name, ratio * kernels.loaded_us(p, launch)) for launch in listing.launches)
+    names = (launch.name for launch in listing.launches)
+    launches = tuple(zip(names, kernels.launches_us(p, listing.launches), strict=True))
     overhead = p["program.start_us"]
     timing = RunTiming(overhead + sum(us for _, us in launches), launches, overhead)
     _cache[key] = (listing, timing)

@@ -54,7 +54,7 @@ def validate(
     found = models.read_models(models_file or models.PUBLISHED_MODELS)
     folds = None if models_file else latency.cross_validated_models(found.records)
     return report.Validation(
-        kernels=latency.judge_rows(used, unjudged, predictions),
+        kernels=latency.judge_rows(used, unjudged, predictions, calibrated_on=rows_file is None),
         models=latency.judge_models(found, folds),
         numerics=numerics.judge(records, processes) if with_numerics else None,
         rows_label=str(rows_file) if rows_file else "published rows",

@@ -21,6 +21,6 @@ def reason(record: Mapping[str, Any]) -> str:
     if record.get("other_inputs") or "other random inputs" in note or "with other inputs" in note:
         return "measured with other random inputs"
     if record.get("kernel") == "gemm":
-        key = (str(record.get("method")), int(record["M"]), int(record["K"]), int(record["N"]))
-        return _GEMM.get(key, "")
+        method, m, k, n = (record.get(name) for name in ("method", "M", "K", "N"))
+        return next((why for key, why in _GEMM.items() if key == (method, m, k, n)), "")
     return ""

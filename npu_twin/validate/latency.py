@@ -17,11 +17,19 @@ from npu_twin.validate import limits
 
 @dataclass(frozen=True)
 class RowResult:
-    """Prediction and error of one row; `excepted` is the reason why it is not judged, empty for most."""
+    """Prediction and error of one row.
+
+    Attributes:
+        row: the measurement.
+        predicted_us: time by the model.
+        excepted: why it is not judged, empty for most.
+        doubt: why it took part in no fit though it is judged, empty for most.
+    """
 
     row: Row
     predicted_us: float
     excepted: str = ""
+    doubt: str = ""
 
     @property
     def error(self) -> float:
@@ -96,13 +104,25 @@ class KernelResult:
 
 
 def judge_rows(
-    used: Sequence[Row], unjudged: Sequence[Unjudged], predictions: Mapping[str, float]
+    used: Sequence[Row],
+    unjudged: Sequence[Unjudged],
+    predictions: Mapping[str, float],
+    calibrated_on: bool = True,
 ) -> list[KernelResult]:
-    """Return the results by kernel, and by family where kernels are judged together."""
+    """Return the results by kernel, and by family where kernels are judged together.
+
+    `calibrated_on` says that the rows are those the model was calibrated on: then rows under the table of
+    exceptions, which come from them, are no evidence and not judged. Rows of others are, table included.
+    """
     results: dict[str, list[RowResult]] = {}
     for row in used:
-        entry = entry_of(row.call)
-        result = RowResult(row, predictions[row.id], entry.reason if entry else "")
+        entry = entry_of(row.call) if calibrated_on else None
+        result = RowResult(
+            row,
+            predictions[row.id],
+            excepted=entry.reason if entry and not entry.judged else "",
+            doubt=entry.reason if entry and entry.judged else row.doubt,
+        )
         results.setdefault(row.kernel, []).append(result)
     others: dict[str, list[Unjudged]] = {}
     for item in unjudged:

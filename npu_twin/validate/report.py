@@ -119,17 +119,20 @@ def text(validation: Validation, verbose: bool = False) -> str:
     out += _table(KERNEL_HEADER, kernel_lines(validation))
     if validation.numerics is None:
         out += ["", "numerics: not computed (--no-numerics)"]
-    excepted = [r for k in validation.kernels if k.judged for r in k.results if r.excepted]
-    if excepted:
-        out += ["", "Not judged, no formula explains them (entries of the table of exceptions):"]
-        for reason in dict.fromkeys(r.excepted for r in excepted):
-            ids = ", ".join(r.row.id for r in excepted if r.excepted == reason)
-            out.append(f"  {ids}: {reason}")
-    excused = [u for k in validation.kernels if k.judged for u in k.unjudged if u.excused]
-    if excused:
-        out += ["", "Not judged, no measurement of the kernel to hold against:"]
-        for reason in dict.fromkeys(u.reason for u in excused):
-            out.append(f"  {', '.join(u.id for u in excused if u.reason == reason)}: {reason}")
+    judged = [k for k in validation.kernels if k.judged]
+    results = [r for k in judged for r in k.results]
+    out += _named(
+        "Not judged, no formula explains them (entries of the table of exceptions):",
+        [(r.row.id, r.excepted) for r in results if r.excepted],
+    )
+    out += _named(
+        "Judged like all, but in no fit:",
+        [(r.row.id, r.doubt) for r in results if r.doubt],
+    )
+    out += _named(
+        "Not judged, no time or no claim of the model:",
+        [(u.id, u.reason) for k in judged for u in k.unjudged if u.excused],
+    )
     notes = [
         r for r in (validation.numerics.rows if validation.numerics else []) if not r.reproduced and r.excuse
     ]
@@ -153,6 +156,14 @@ def text(validation: Validation, verbose: bool = False) -> str:
     out += ["", *(f"MISSED  {f}" for f in failures)]
     out.append("all limits are kept" if not failures else f"{len(failures)} limits are missed")
     return "\n".join(out)
+
+
+def _named(title: str, items: Sequence[tuple[str, str]]) -> list[str]:
+    """Return `title` and one line for each reason with the ids it holds for; nothing without items."""
+    if not items:
+        return []
+    reasons = dict.fromkeys(reason for _, reason in items)
+    return ["", title, *(f"  {', '.join(i for i, r in items if r == why)}: {why}" for why in reasons)]
 
 
 def _row_line(result: RowResult) -> str:
@@ -231,6 +242,7 @@ def _kernel_json(kernel: KernelResult, validation: Validation) -> dict[str, Any]
                 "predicted_us": r.predicted_us,
                 "error": r.error,
                 "excepted": r.excepted,
+                "doubt": r.doubt,
             }
             for r in kernel.results
         ],
@@ -246,12 +258,14 @@ def tables(validation: Validation) -> dict[str, str]:
     """
     p = current()
     lines = [(f"`{d.name}`", f"{p[d.name]:.4g}", d.unit, d.meaning, d.provenance) for d in DEFINITIONS]
-    entries = [(e.op, _match(e.dims, e.tile), f"{e.factor:g}", e.reason) for e in TABLE]
+    entries = [
+        (e.op, _match(e.dims, e.tile), f"{e.factor:g}", "yes" if e.judged else "no", e.reason) for e in TABLE
+    ]
     return {
         "kernels": _markdown_table(KERNEL_HEADER, kernel_lines(validation)),
         "models": _markdown_table(MODEL_HEADER, model_lines(validation.models)),
         "parameters": _markdown_table(("parameter", "value", "unit", "meaning", "provenance"), lines),
-        "exceptions": _markdown_table(("kernel", "where", "factor", "reason"), entries),
+        "exceptions": _markdown_table(("kernel", "where", "factor", "judged without it", "reason"), entries),
         **_figures_table(validation),
         "rules": _rules_table(),
         "deviations": _deviations_table(),

@@ -77,10 +77,54 @@ def test_rows_of_exceptions_are_fitted_nowhere():
     assert all(len(e.reason) > 40 for e in exceptions.TABLE)
 
 
-def test_copied_rates_are_no_measurements():
-    reasons = {u.id: u.reason for u in UNJUDGED}
-    assert "not measured" in reasons["k0082"]
+def test_a_judged_exception_is_predicted_by_the_formula_alone():
+    collapsed = next(r for r in ROWS if r.id == "k0155")
+    neighbour = next(r for r in ROWS if r.id == "k0154")
+    values = dict(parameters.current())
+    alone = fit.cross_validate([collapsed], values)[collapsed.id]
+    assert alone == pytest.approx(rows.predict_us(values, neighbour), rel=0.15)
+    assert rows.predict_us(values, collapsed) > 8 * alone
+
+
+def test_rows_in_doubt_are_judged_and_fitted_nowhere():
+    doubts = {r.id: r.doubt for r in ROWS if r.doubt}
+    assert set(doubts) == {"k0081", "k0082", "k0084", "k0211", "k0212", "k0213", "k0214"}
+    assert "not measured" in doubts["k0082"]
+    assert not any(s.takes(r) for s in fit.STAGES for r in ROWS if r.doubt)
+
+
+def test_only_rows_without_a_time_are_unjudged():
+    assert {u.id for u in UNJUDGED} == {"k0122", "k0123", "k0300"}
     assert all(u.excused for u in UNJUDGED)
+
+
+ALTERNATING = {
+    **{"id": "mine", "kernel": "gemm", "method": "drain", "M": 1024, "K": 768, "N": 768, "status": "pass"},
+    **{"section": "elf_vs_xclbin_same_driver", "herd_x": 8, "herd_y": 4, "latency_us": 500.0},
+}
+
+
+@pytest.mark.parametrize("elf", [{"output_format": "elf"}, {"note": "output format elf"}])
+def test_contexts_in_turn_slow_the_work_and_an_elf_is_loaded_each_time(elf):
+    p = parameters.current()
+    (xclbin, own), others = rows.split([ALTERNATING, {**ALTERNATING, **elf}])
+    assert others == []
+    alone = dataclasses.replace(xclbin, alternating=False)
+    assert alone.scope == rows.ALONE
+    assert own.scope == rows.ONE_LAUNCH
+    work = rows.predict_us(p, alone) - p["program.start_us"]
+    assert rows.predict_us(p, xclbin) == pytest.approx(p["program.start_us"] + 1.4 * work)
+    loading = p["program.reload_us"] + 32 * p["program.reload_us_per_tile"]
+    assert rows.predict_us(p, own) - rows.predict_us(p, xclbin) == pytest.approx(loading)
+
+
+def test_the_tile_n_of_a_sweep_inside_a_program_changes_nothing():
+    """As published: 578.5, 575.9, 578.3 and 578.2 us for 96, 64, 48 and 192 columns."""
+    sweep = [r for r in ROWS if r.scope == rows.IN_PROGRAM and r.sizes == "1024x768x768"]
+    assert len(sweep) == 4
+    assert max(r.measured_us for r in sweep) < 1.01 * min(r.measured_us for r in sweep)
+    assert len({r.call.tile["tile_n"] for r in sweep}) == 1
+    assert all(r.assumed_tile for r in sweep)
 
 
 def test_every_fitted_parameter_belongs_to_one_stage():
@@ -172,6 +216,19 @@ def test_records_that_claim_nothing_about_the_model_are_excused_and_named():
     ]
 
 
+def test_rows_with_the_same_id_or_none_do_not_take_each_others_place():
+    second = {**GEMV, "M": 8192, "latency_us": 1067.0}
+    used, _ = rows.split([GEMV, second, {**GEMV, "id": None}, {k: v for k, v in second.items() if k != "id"}])
+    assert [r.id for r in used] == ["mine", "mine#2", "?", "?#2"]
+    p = parameters.current()
+    predicted = {r.id: rows.predict_us(p, r) for r in used}
+    assert predicted["mine#2"] > 2 * predicted["mine"]
+
+
+def test_records_of_builds_that_ran_into_the_time_limit_claim_nothing():
+    assert rows.split([{**GEMV, "latency_us": None, "status": "compile_timeout"}]) == ([], [])
+
+
 def test_a_latency_is_derived_from_a_rate():
     record = {
         "id": "r",
@@ -228,6 +285,43 @@ def test_a_model_without_figures_is_left_out_and_named(tmp_path):
     path = tmp_path / "models.json"
     path.write_text(json.dumps({"models": [{"id": "vision", "weights": "bf16"}]}), encoding="utf-8")
     assert models.read_models(path) == ([], [], [("vision", "no ttft_s and no time per token")])
+
+
+BREAKDOWN = [
+    {"model": "llama32_1b", "phase": "prefill", "component": "o_ffn", "kind": "elf", "per_call_ms": 40.0},
+    {"model": "llama32_1b", "phase": "decode", "component": "time per token", "total_ms": 90.0},
+]
+
+
+def with_breakdown(tmp_path, lines):
+    path = tmp_path / "models.json"
+    record = json.loads(models.PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"][0]
+    path.write_text(json.dumps({"models": [record], "breakdown": lines}), encoding="utf-8")
+    return models.read_models(path)
+
+
+@pytest.mark.parametrize("line", [0, 1])
+@pytest.mark.parametrize(
+    "change", [{"per_call_ms": None, "total_ms": None}, {"per_call_ms": 0, "total_ms": 0}]
+)
+def test_a_line_of_a_breakdown_without_a_time_says_nothing(tmp_path, line, change):
+    lines = [dict(entry) for entry in BREAKDOWN]
+    lines[line].update(change)
+    ((record,), unjudged, _) = with_breakdown(tmp_path, lines)
+    assert unjudged == []
+    assert len(record.programs) == (0 if line == 0 else 1)
+    assert record.decode_ms == ((82.0, 90.0) if line == 0 else (82.0,))
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", [], True])
+@pytest.mark.parametrize(("line", "key"), [(0, "per_call_ms"), (1, "total_ms")])
+def test_a_line_of_a_breakdown_with_garbage_is_named(tmp_path, line, key, value):
+    lines = [dict(entry) for entry in BREAKDOWN]
+    lines[line][key] = value
+    found = with_breakdown(tmp_path, lines)
+    assert found.records == []
+    ((_, why),) = found.unjudged
+    assert f"{lines[line]['component']}: {key} must be a positive number" in why
 
 
 def test_constants_of_models_do_not_depend_on_the_kernel_fit_alone():

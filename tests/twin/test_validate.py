@@ -39,6 +39,27 @@ def test_the_published_latencies_keep_every_limit(published):
     assert sum(len(k.counted) for k in published.kernels if k.judged) > 200
 
 
+def test_only_the_norm_of_one_length_is_not_judged(published):
+    """Four measurements of one shape, one of them under two ids; everything else counts."""
+    excepted = [r.row for k in published.kernels if k.judged for r in k.results if r.excepted]
+    assert [r.id for r in excepted] == ["k0260", "k0268", "k0269", "k0270", "k0271"]
+    assert len({(r.call.herd, r.measured_us) for r in excepted}) == 4
+    counted = {r.row.id for k in published.kernels for r in k.counted}
+    assert counted >= {"k0081", "k0082", "k0084", "k0155", "k0211", "k0212", "k0213", "k0214"}
+
+
+def test_rows_of_a_user_are_judged_under_the_table_of_exceptions_too():
+    norm = [r for r in records_of("rmsnorm") if r["N"] == 2048]
+    used, others = rows.split(norm)
+    (result,) = latency.judge_rows(used, others, latency.shipped(used), calibrated_on=False)
+    assert len(result.counted) == len(norm) == 5
+    assert result.failures() == []
+    slow = [{**r, "latency_us": float(r["latency_us"]) * 1.2} for r in norm]
+    used, others = rows.split(slow)
+    (result,) = latency.judge_rows(used, others, latency.shipped(used), calibrated_on=False)
+    assert len(result.failures()) == 5
+
+
 def test_every_model_is_within_its_limit(published):
     assert len(published.models.results) == 6
     assert published.models.failures() == []

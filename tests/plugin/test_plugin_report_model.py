@@ -129,6 +129,15 @@ def test_cosine_plot_puts_values_where_they_belong():
     assert plots.cosine_plot([]) is None
 
 
+@pytest.mark.parametrize("worst", [1.0, 1.0 - 2e-16, 1.0 - 1e-13, 1.0 - 1e-9])
+def test_cosine_plot_of_equal_sides(worst):
+    """A device that computes what the reference computes has a plot, too."""
+    rows = [{"layer": n, "path": "prefill", "cos_median": 1.0, "cos_min": worst} for n in range(3)]
+    plot = plots.cosine_plot(rows)
+    assert plot.lines[0].dots[0].y == pytest.approx(0.0, abs=1e-6)
+    assert float(plot.y_ticks[0].text) == pytest.approx(0.999999)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [

@@ -127,8 +127,7 @@ class Speed:
 
 
 def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
-    """Predict from the sizes on the device; host attention is added where no kernel takes the heads."""
-    from llms.llama_kernel_builder.device_config import attends_on_device
+    """Predict from the sizes on the device."""
     from npu_twin import timing
 
     n = max(1, min(seq_len, config.max_position))
@@ -144,28 +143,10 @@ def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
         }
         for part in found.breakdown
     ]
-    ttft = found.ttft_s * 1e3
-    if not attends_on_device(config):
-        kept = [row for row in rows if row["section"] != "prefill" or "flash_attn" not in row["name"]]
-        ttft -= sum(row["total_ms"] for row in rows if row not in kept)
-        flops = 2 * config.q_dim * n * (n + 1) * 2
-        each = timing.host_op_us("prefill_attention_cpu", nbytes=8 * n * config.q_dim, flops=flops) * 1e-3
-        ttft += each * config.n_layers
-        rows = [
-            *kept,
-            {
-                "section": "prefill",
-                "kind": "host",
-                "name": "prefill_attention_cpu",
-                "calls": config.n_layers,
-                "total_ms": each * config.n_layers,
-                "per_call_ms": each,
-            },
-        ]
     error = found.expected_error
     return Speed(
         n,
-        ttft,
+        found.ttft_s * 1e3,
         found.decode_ms_per_token,
         error["ttft_s"],
         error["decode_ms_per_token"],
@@ -177,7 +158,7 @@ def _device_sizes(config: ModelConfig) -> ModelSizes:
     """Sizes on the device. Padded query heads need not be shared evenly by padded key heads: such heads are
     attended on the host, without the padding.
     """
-    from llms.llama_kernel_builder.device_config import device_config
+    from llms.llama_kernel_builder.device_config import attends_on_device, device_config
     from npu_twin.timing.model_config import ModelSizes
 
     c = device_config(config)
@@ -191,6 +172,7 @@ def _device_sizes(config: ModelConfig) -> ModelSizes:
         c.vocab_size,
         c.qkv_bias,
         c.qk_norm,
+        None if attends_on_device(config) else (config.q_dim, config.kv_dim),
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 LARGEST = 1 << 20
 """No size of a model is above this."""
 ROPE_TYPES = ("default", "llama3", "linear")
+DEVICE_HEAD_DIMS = (64, 128)
+"""Head sizes with a published prefill attention kernel; a deployment attends others on the host."""
 
 
 class UnsupportedModelError(ValueError):
@@ -18,7 +20,11 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a decoder-only model with RMSNorm, SwiGLU and RoPE."""
+    """Sizes of a decoder-only model with RMSNorm, SwiGLU and RoPE.
+
+    `unpadded_attention` is for sizes that are padded for the device: the width of all query heads and of all
+    key heads of the model itself, where its own head size has no attention kernel and the host attends.
+    """
 
     n_layers: int
     emb: int
@@ -29,6 +35,7 @@ class ModelSizes:
     vocab: int
     qkv_bias: bool = False
     qk_norm: bool = False
+    unpadded_attention: tuple[int, int] | None = None
 
     @property
     def q_dim(self) -> int:
@@ -39,6 +46,13 @@ class ModelSizes:
     def kv_dim(self) -> int:
         """Width of all key heads together."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def host_attention(self) -> tuple[int, int] | None:
+        """Width of all query heads and of all key heads that the host attends in a prefill, or None."""
+        if self.unpadded_attention is None and self.head_dim not in DEVICE_HEAD_DIMS:
+            return self.q_dim, self.kv_dim
+        return self.unpadded_attention
 
     @property
     def parameters(self) -> int:
@@ -96,14 +110,18 @@ def read_sizes(config: object) -> ModelSizes:
     deltas = fields.get("deltas") or ()
     kind = str(fields.get("model_type") or "").lower()
     return ModelSizes(
+        n_layers=values["n_layers"],
+        emb=values["emb"],
+        q_heads=values["q_heads"],
         kv_heads=kv,
         head_dim=head_dim,
+        hidden=values["hidden"],
+        vocab=values["vocab"],
         # Qwen2 has the bias, Qwen3 the norm of queries and keys, without saying so in their configuration
         qkv_bias=bool(
             fields.get("qkv_bias") or fields.get("attention_bias") or kind == "qwen2" or "qkv_bias" in deltas
         ),
         qk_norm=bool(fields.get("qk_norm") or kind == "qwen3" or "qk_norm" in deltas),
-        **values,
     )
 
 

@@ -59,8 +59,8 @@ def fused_decode(sizes: ModelSizes) -> bool:
 
 
 def transposed_attention(sizes: ModelSizes) -> bool:
-    """Return whether the host transposes the operands of attention to heads first."""
-    return sizes.head_dim > 64
+    """Return whether the host transposes the operands of attention on the device to heads first."""
+    return sizes.host_attention is None and sizes.head_dim > 64
 
 
 def vocabulary_partitions(vocab: int) -> tuple[int, int]:
@@ -135,11 +135,11 @@ def prefill_programs(sizes: ModelSizes, seq_len: int) -> list[Program]:
         _gemm(m, emb, sizes.kv_dim, "v"),
         *_after_projection(sizes, m),
     ]
-    attention = tiling.attention(m, m, sizes.head_dim, sizes.q_heads, sizes.kv_heads, causal=True)
-    programs = [
-        Program(_qkv_name(sizes, decode=False), tuple(first), layers, (x,), (q, kv, kv)),
-        Program("flash_attn", (_named(attention, "attention"),), layers, (q, kv, kv, q), (q,)),
-    ]
+    programs = [Program(_qkv_name(sizes, decode=False), tuple(first), layers, (x,), (q, kv, kv))]
+    if sizes.host_attention is None:
+        attention = tiling.attention(m, m, sizes.head_dim, sizes.q_heads, sizes.kv_heads, causal=True)
+        one = (_named(attention, "attention"),)
+        programs.append(Program("flash_attn", one, layers, (q, kv, kv, q), (q,)))
     output = [
         _gemm(m, sizes.q_dim, emb, "o"),
         _flat("eltwise_add", m * emb, "res_add"),

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from npu_twin.timing import kernels
-from npu_twin.timing.model_config import LARGEST, ModelSizes, read_sizes
+from npu_twin.timing import kernels, system
+from npu_twin.timing.model_config import DEVICE_HEAD_DIMS, LARGEST, ModelSizes, read_sizes
 from npu_twin.timing.model_programs import (
     Program,
     decode_programs,
@@ -22,7 +22,6 @@ from npu_twin.timing.parameters import Values, current, read_file
 _BF16 = 2
 BUCKET = 128
 """Prefill is compiled for multiples of this length."""
-PUBLISHED_HEAD_DIMS = (64, 128)
 PUBLISHED_PARAMETERS = (0.4e9, 3.5e9)
 PUBLISHED_SEQ_LEN = 2048
 WIDTH = 64
@@ -111,6 +110,10 @@ def prefill_parts(p: Values, sizes: ModelSizes, seq_len: int) -> Iterator[Part]:
     for program in prefill_programs(sizes, seq_len):
         yield from _call_parts(p, program, PREFILL)
     yield Part(PREFILL, "host", "array copies", layers, RESIDUAL_COPIES * stream / p["host.copy_gbps"] * 1e-6)
+    if sizes.host_attention is not None:
+        q_dim, kv_dim = sizes.host_attention
+        moved, flops = 2 * _BF16 * seq_len * (q_dim + kv_dim), 4 * q_dim * seq_len**2
+        yield Part(PREFILL, "host", "prefill_attention_cpu", layers, system.work_us(p, moved, flops) * 1e-3)
     yield Part(PREFILL, "host", "kv_cache_extract", layers, kv / p["host.kv_extract_gbps"] * 1e-6)
     if transposed_attention(sizes):
         turned = 2 * _BF16 * seq_len * (sizes.q_dim + sizes.kv_dim)
@@ -170,10 +173,10 @@ def predict(config: object, seq_len: int = 2048) -> Prediction:
 
 def _notes(sizes: ModelSizes, seq_len: int) -> Iterator[str]:
     """Say what no published measurement is like."""
-    if sizes.head_dim not in PUBLISHED_HEAD_DIMS:
+    if sizes.host_attention is not None:
         yield (
-            f"no attention kernel is published for head_dim {sizes.head_dim}; its time follows the formula "
-            "of the others"
+            f"prefill attention on the host: an attention kernel is published for head_dim "
+            f"{' and '.join(map(str, DEVICE_HEAD_DIMS))}; the host's time is of its general rates"
         )
     narrow = [
         f"{name} {value}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_twin.timing.parameters import current
+from npu_twin.timing.parameters import Values, current
 
 _HOST_FIXED_US = 5.0
 """Entering a small array operation of the interpreter."""
@@ -13,6 +13,11 @@ def sync_us(nbytes: int, to_device: bool) -> float:
     p = current()
     rate = p["host.write_gbps"] if to_device else p["host.read_gbps"]
     return p["host.sync_us"] + nbytes / rate * 1e-3
+
+
+def work_us(p: Values, nbytes: int, flops: int) -> float:
+    """Return the time in microseconds of a host operation at the general rates of parameters `p`."""
+    return _HOST_FIXED_US + nbytes / p["host.copy_gbps"] * 1e-3 + flops / p["host.flops_per_us"]
 
 
 def host_op_us(name: str, nbytes: int = 0, flops: int = 0) -> float:
@@ -38,7 +43,7 @@ def host_op_us(name: str, nbytes: int = 0, flops: int = 0) -> float:
         return max(
             p["host.attention_us"], nbytes / p["host.copy_gbps"] * 1e-3 + flops / p["host.flops_per_us"]
         )
-    return _HOST_FIXED_US + nbytes / p["host.copy_gbps"] * 1e-3 + flops / p["host.flops_per_us"]
+    return work_us(p, nbytes, flops)
 
 
 def dispatch_us() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from dataclasses import dataclass
@@ -247,6 +248,41 @@ def test_sizes_at_odds_are_refused(change, says):
         timing.predict({**LLAMA_3B, **change})
 
 
+@pytest.mark.parametrize("head_dim", [32, 80, 96, 256])
+def test_heads_without_a_kernel_are_attended_on_the_host(head_dim):
+    p = parameters.current()
+    found = timing.predict({**LLAMA_3B, "head_dim": head_dim})
+    names = [part.name for part in found.breakdown if part.section == predictor.PREFILL]
+    assert not any("flash_attn" in name or "transposes" in name for name in names)
+    (part,) = [part for part in found.breakdown if part.name == "prefill_attention_cpu"]
+    flops = 4 * 24 * head_dim * 2048 * 2048  # scores and values, two operations each, no half saved
+    moved = 4 * 2048 * (24 + 8) * head_dim  # bf16 in and f32-sized traffic as the host operation declares it
+    expected = 5.0 + moved / p["host.copy_gbps"] * 1e-3 + flops / p["host.flops_per_us"]
+    assert part.per_call_ms == pytest.approx(expected * 1e-3)
+    assert part.calls == 28
+    assert found.ttft_s == pytest.approx(
+        sum(x.total_ms for x in found.breakdown if x.section == predictor.PREFILL) * 1e-3
+    )
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_heads_with_a_kernel_are_attended_on_the_device(head_dim):
+    found = timing.predict({**LLAMA_3B, "head_dim": head_dim})
+    assert not any(part.name == "prefill_attention_cpu" for part in found.breakdown)
+    assert sum(part.calls for part in found.breakdown if part.name == "flash_attn") == 3 * 28
+    assert not any("attention" in note for note in found.notes)
+
+
+def test_padding_to_a_kernel_that_is_not_used_leaves_attention_on_the_host():
+    sizes = read_sizes({**LLAMA_3B, "head_dim": 64})
+    padded = dataclasses.replace(sizes, unpadded_attention=(24 * 32, 8 * 32))
+    (part,) = [x for x in timing.predict(padded).breakdown if x.name == "prefill_attention_cpu"]
+    (own,) = [
+        x for x in timing.predict({**LLAMA_3B, "head_dim": 32}).breakdown if x.name == "prefill_attention_cpu"
+    ]
+    assert part == own
+
+
 @pytest.mark.parametrize("seq_len", [0, -1, 1.5, True, "2048", None, 10**9])
 def test_an_impossible_length_is_refused(seq_len):
     with pytest.raises(ValueError, match="seq_len must be a whole number"):
@@ -256,8 +292,8 @@ def test_an_impossible_length_is_refused(seq_len):
 @pytest.mark.parametrize(
     ("change", "seq_len", "says"),
     [
-        ({"head_dim": 80}, 2048, "head_dim 80"),
-        ({"head_dim": 256}, 2048, "head_dim 256"),
+        ({"head_dim": 80}, 2048, "attention on the host"),
+        ({"head_dim": 256}, 2048, "attention on the host"),
         ({"intermediate_size": 8200}, 2048, "padded by a deployment"),
         ({"num_hidden_layers": 80}, 2048, "billion weights"),
         ({}, 4096, "prefill of 4096 tokens"),
@@ -280,10 +316,12 @@ def test_what_no_measurement_covers_is_noted(change, seq_len, says):
     ],
 )
 def test_other_models_lie_within_what_the_hardware_can_do(emb, hidden, layers, heads, kv, head_dim, vocab):
-    """Decode reads every weight once, at 25 to 50 GB/s; a prefill computes at 2 to 6 TFLOPS."""
+    """Decode reads every weight once, at 25 to 50 GB/s; a prefill computes at 2 to 6 TFLOPS on the device."""
     sizes = ModelSizes(layers, emb, heads, kv, head_dim, hidden, vocab)
     found = timing.predict(sizes)
     rate = 2e-6 * sizes.parameters / found.decode_ms_per_token
     assert 25.0 < rate < 50.0
     layer_flops = 2 * 2048 * (sizes.parameters - vocab * emb)
-    assert 2.0 < layer_flops / found.ttft_s / 1e12 < 6.0
+    host = sum(part.total_ms for part in found.breakdown if part.name == "prefill_attention_cpu") * 1e-3
+    assert (host > 0) == (head_dim not in (64, 128))
+    assert 2.0 < layer_flops / (found.ttft_s - host) / 1e12 < 6.0

@@ -197,6 +197,12 @@ class Adopted:
             raise AdoptedError("; ".join(answer.values["problems"]))
         return answer
 
+    @cached_property
+    def inside(self) -> Answered:
+        """The first prompt with layer outputs, watched by the spy, and one decode step; captured once."""
+        job = {"name": "inside", "ids": list(self.prompts()[0].ids), "n_tokens": 2, "inside": True, "spy": True}
+        return self.capture([job], lite_mode=False)
+
     def reference(self, jobs: list[tuple[str, Sequence[int], int]]) -> list[Reference]:
         """Run the reference over (name, ids, n_tokens)."""
         if self._usable()["own_reference"]:

@@ -79,7 +79,7 @@ def row_of(logits: Any) -> np.ndarray[Any, Any]:
 def step_of(token: Any, row: np.ndarray[Any, Any], k: int) -> Answer:
     """One generated token as the token-set gate sees it."""
     return {
-        "token": int(as_array(token)),
+        "token": int(as_array(token).reshape(1)[0]),
         "topk": top_k(row, k),
         "finite": bool(np.isfinite(row).all()),
         "vocab": int(row.size),
@@ -339,8 +339,11 @@ class Capture:
             close()
         return answer
 
+    def _first_token_of(self, name: str | None) -> list[int]:
+        return [answer["steps"][0]["token"] for answer in self.answers if answer["name"] == name]
+
     def _job(self, runner: Any, index: int, job: Answer) -> Answer:
-        ids = np.array(job["ids"], np.int64)
+        ids = np.array([*job["ids"], *self._first_token_of(job.get("and_token_of"))], np.int64)
         answer: Answer = {"name": job["name"]}
         if job.get("must_fail"):
             try:

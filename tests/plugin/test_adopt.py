@@ -3,78 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+from adoption import GATES, Adoption, adopt, random_llama
+
 EXAMPLE = Path(__file__).parents[1] / "silicon" / "adopted_example"
-GATES = ["contract", "records", "consistency", "topk_gate", "continuation", "end_of_text", "diagnosis"]
-TEXT = "the quick fox jumps over the lazy dog a river runs through the old town and nobody saw it at all"
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of three layers with a word tokenizer."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("checkpoint")
-    vocabulary = {word: i for i, word in enumerate(["<unk>", "<end>", *dict.fromkeys(TEXT.split())])}
-    vocabulary |= {f"word{i}": len(vocabulary) + i for i in range(100)}
-    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", eos_token="<end>").save_pretrained(
-        folder
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.3,
-        eos_token_id=1,
-        bos_token_id=None,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
-@dataclass
-class Adoption:
-    """A run of `pytest --npu-adopt` and what it left."""
-
-    code: int
-    text: str
-    reports: Path
-
-    def outcomes(self, model: str) -> dict[str, str]:
-        (path,) = self.reports.glob(f"{model}/*/results.json")
-        tests: list[dict[str, Any]] = json.loads(path.read_text())["tests"]
-        return {test["nodeid"].partition("::")[2]: test["outcome"] for test in tests}
-
-
-def adopt(work: Path, target: Path, checkpoint: Path, *args: str) -> Adoption:
-    """Run pytest in an empty folder on an adopted deployment."""
-    (work / "pytest.ini").write_text("[pytest]\n")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "NPU_"))}
-    env |= {"EXAMPLE_CHECKPOINT": str(checkpoint), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200"}
-    env |= {"XDG_CACHE_HOME": str(work / "cache")}
-    command = [sys.executable, "-m", "pytest", "-p", "npu", "-q", "--npu-adopt", str(target), *args]
-    done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=280)
-    return Adoption(done.returncode, done.stdout + done.stderr, work / "reports")
+    return random_llama(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""A package called llms that is not ours."""

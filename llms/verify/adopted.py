@@ -200,7 +200,8 @@ class Adopted:
     @cached_property
     def inside(self) -> Answered:
         """The first prompt with layer outputs, watched by the spy, and one decode step; captured once."""
-        job = {"name": "inside", "ids": list(self.prompts()[0].ids), "n_tokens": 2, "inside": True, "spy": True}
+        ids = list(self.prompts()[0].ids)
+        job = {"name": "inside", "ids": ids, "n_tokens": 2, "inside": True, "spy": True}
         return self.capture([job], lite_mode=False)
 
     def reference(self, jobs: list[tuple[str, Sequence[int], int]]) -> list[Reference]:

@@ -216,7 +216,7 @@ def _array(answer: Answered, index: int, name: str) -> Array:
 
 
 def _not_offered(problems: Sequence[str], last: int) -> list[str]:
-    """Without what the contract leaves out: layers of decode steps, and the last layer before the final norm."""
+    """Without what the contract leaves out: layers of decode steps, the last layer before the final norm."""
     left_out = ("decode", f"prefill: layer {last} ffn_out is missing")
     return [problem for problem in problems if not problem.startswith(left_out)]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from . import benchmark_bridge, benchmark_session, retry, supervised, xdist_bridge
+from . import benchmark_bridge, benchmark_session, ledger_bridge, retry, supervised, xdist_bridge
 from .constants import DEVICE_LABELS, NPU2, QUESTIONS, REPORT_FIELD, TWIN
 from .device import DeviceHolder
 from .events import Event, Sink, clip
@@ -50,8 +51,8 @@ def create_state(config: pytest.Config) -> NpuState:
         worker_id = str(config.workerinput["workerid"])  # type: ignore[attr-defined]
         control = Path(settings["control"]) if settings.get("control") else None
         gate.restore(settings.get("failed_phases", {}))
-        if "threads" in settings:
-            cap_threads(int(settings["threads"]))
+        if "workers_here" in settings:
+            cap_threads((os.cpu_count() or 1) // int(settings["workers_here"]))
         sink = xdist_bridge.worker_sink(config) or _NoSink()
     elif link is not None:
         sink = link.sink
@@ -119,7 +120,10 @@ def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
         entry = {"nodeid": info.nodeid, "phase": info.phase, "perf": info.perf, "device": info.device}
         by_model.setdefault(info.model, []).append(entry)
     for model, tests in by_model.items():
-        state.emit("collected", model=model, tests=tests)
+        mine = [state.tests[test["nodeid"]] for test in tests]
+        folder = mine[0].folder
+        whole = ledger_bridge.whole_phases(state, folder, mine)
+        state.emit("collected", model=model, tests=tests, folder=str(folder or ""), whole=whole)
 
 
 def _hang_limit(item: pytest.Item, mark: pytest.Mark) -> float:

@@ -30,7 +30,7 @@ def let_threads_sleep(config: pytest.Config) -> None:
 def cap_threads(count: int) -> None:
     """Limit the threads of numerical libraries in this process, unless the user set a limit."""
     for name in _THREAD_VARIABLES:
-        os.environ.setdefault(name, str(count))
+        os.environ.setdefault(name, str(max(1, count)))
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,10 +47,23 @@ def worker_sink(config: pytest.Config) -> ChannelSink | None:
 
 
 def worker_settings(config: pytest.Config) -> dict[str, Any]:
-    """What the controller tells its workers: thread limit and phases that failed before."""
+    """What the controller tells its workers: how many share a host, and phases that failed before."""
     workerinput = getattr(config, "workerinput", None) or {}
     settings: dict[str, Any] = json.loads(workerinput.get(SETTINGS_KEY, "{}"))
     return settings
+
+
+def _workers_on_host(config: pytest.Config, spec: Any) -> int:
+    """How many workers of this run share a host with the gateway of `spec`; they share its cores."""
+    from execnet import XSpec
+    from xdist.workermanage import parse_tx_spec_config
+
+    specs = [XSpec(text) for text in parse_tx_spec_config(config)]
+    return max(1, sum(_host_of(other) == _host_of(spec) for other in specs))
+
+
+def _host_of(spec: Any) -> str:
+    return str(spec.ssh or spec.vagrant_ssh or spec.socket or "")
 
 
 class XdistHooks:
@@ -71,9 +83,7 @@ class XdistHooks:
             settings["control"] = str(state.control)
         node.workerinput[EXPECTED_KEY] = self._ours
         if self._ours:
-            settings["threads"] = max(
-                1, (os.cpu_count() or 1) // max(1, int(node.workerinput["workercount"]))
-            )
+            settings["workers_here"] = _workers_on_host(state.config, node.gateway.spec)
         node.workerinput[CHANNEL_KEY] = channel
         node.workerinput[SETTINGS_KEY] = json.dumps(settings)
 
@@ -84,10 +94,21 @@ class XdistHooks:
             return None
         from xdist.scheduler import LoadScopeScheduling
 
+        from .work_order import LongestFirst, known_durations
+
         state = self._state
 
         class ModelScheduling(LoadScopeScheduling):  # type: ignore[misc]
             """Tests of one model form one unit of work; other tests are units of their own."""
+
+            def __init__(self, config: pytest.Config, log: Any) -> None:
+                super().__init__(config, log)
+                self.workqueue = LongestFirst(self._durations)
+
+            def _durations(self) -> dict[str, float]:
+                folders = {state.folders.of_nodeid(nodeid, config.rootpath) for nodeid in self.collection}
+                models = {model_name(folder) for folder in folders if folder is not None}
+                return known_durations(state.options.report_dir, sorted(models))
 
             def _split_scope(self, nodeid: str) -> str:
                 folder = state.folders.of_nodeid(nodeid, config.rootpath)

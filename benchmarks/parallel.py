@@ -7,7 +7,8 @@ phase 6 of the models one after the other and with ``-n 2``, in turns, and print
 * ``parallel_cpu_ratio``: the same for the CPU time of all processes: what the workers cost.
 
 One run of each side before the first round fills the caches of both. Performance tests are left out on both
-sides, as they do not run with workers. A busy machine makes the ratio worse, never better: workers need free cores.
+sides, as they do not run with workers. A busy machine makes the ratio worse, never better: workers need free
+cores.
 """
 
 from __future__ import annotations

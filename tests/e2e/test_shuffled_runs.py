@@ -1,4 +1,4 @@
-"""The order of the tests and the number of workers change no verdict, on real models with tiny checkpoints."""
+"""The order of the tests changes no verdict, with two workers, on real models with tiny checkpoints."""
 
 from __future__ import annotations
 

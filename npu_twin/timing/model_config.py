@@ -107,7 +107,7 @@ def read_sizes(config: object) -> ModelSizes:
         raise ValueError(f"model configuration: RoPE needs an even head_dim, not {head_dim}")
     if values["q_heads"] % kv:
         raise ValueError(f"model configuration: {values['q_heads']} query heads cannot share {kv} key heads")
-    deltas = fields.get("deltas") or ()
+    deltas = _deltas(fields)
     kind = str(fields.get("model_type") or "").lower()
     return ModelSizes(
         n_layers=values["n_layers"],
@@ -123,6 +123,24 @@ def read_sizes(config: object) -> ModelSizes:
         ),
         qk_norm=bool(fields.get("qk_norm") or kind == "qwen3" or "qk_norm" in deltas),
     )
+
+
+def _deltas(fields: Mapping[str, Any]) -> str:
+    """What a published record says in words about its differences from the plain family."""
+    deltas = fields.get("deltas") or ()
+    return "; ".join(map(str, [deltas] if isinstance(deltas, str) else deltas)).lower()
+
+
+_DELTAS_OUT_OF_SCOPE = {
+    "sliding window": "an active sliding window",
+    "gelu": "the activation gelu",
+    "layernorm": "LayerNorm",
+    "partial rotary": "RoPE on a part of a head",
+    "longrope": "the RoPE type longrope",
+    "yarn": "the RoPE type yarn",
+    "experts": "mixture of experts",
+    "fused decode": "a decode step in one program",
+}
 
 
 def _fields(config: object) -> Mapping[str, Any]:
@@ -166,6 +184,8 @@ def _reasons(fields: Mapping[str, Any]) -> Iterator[str]:
         yield "mixture of experts"
     if fields.get("kv_lora_rank"):
         yield "multi-head latent attention"
+    deltas = _deltas(fields)
+    yield from (reason for words, reason in _DELTAS_OUT_OF_SCOPE.items() if words in deltas)
     window = fields.get("sliding_window")
     used = fields.get("use_sliding_window", family not in _FULL_ATTENTION_UNLESS_ASKED)
     kinds = {str(kind) for kind in fields.get("layer_types") or ()} - {"full_attention"}

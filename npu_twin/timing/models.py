@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_twin.timing.model_config import LARGEST, ModelSizes, read_sizes
+from npu_twin.timing.model_config import LARGEST, ModelSizes, UnsupportedModelError, read_sizes
 
 PUBLISHED_MODELS = Path(__file__).resolve().parent.parent / "data" / "published_models.json"
 
@@ -89,7 +89,7 @@ def read_models(path: Path) -> ModelFile:
         identity = str(model.get("id") or model.get("hf_id") or "?")
         weights = str(model.get("weights") or "bf16")
         own = [b for b in breakdown if b.get("model") == identity]
-        if weights.lower() not in ("bf16", "bfloat16"):
+        if not weights.lower().startswith(("bf16", "bfloat16")):
             found.left_out.append((identity, f"weights {weights}, not bf16"))
             continue
         try:
@@ -167,7 +167,7 @@ def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping
     between = [_figure(b, "total_ms", _BETWEEN) for b in own if b.get("component") == _BETWEEN]
     return ModelRecord(
         identity,
-        read_sizes(model),
+        _sizes(model),
         seq_len,
         tuple(ttft),
         tuple(decode),
@@ -175,6 +175,20 @@ def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping
         between[0] if between else None,
         programs,
     )
+
+
+def _sizes(model: Mapping[str, Any]) -> ModelSizes:
+    """Sizes in a record: its own fields, and for what they lack its `config`, an HF config.json as it is."""
+    config = model.get("config")
+    own = {key: value for key, value in model.items() if value is not None}
+    try:
+        return read_sizes({**config, **own} if isinstance(config, Mapping) else own)
+    except UnsupportedModelError:
+        raise
+    except ValueError as error:
+        raise ValueError(
+            f"{error} (sizes are read from the record or from its config, as in config.json)"
+        ) from None
 
 
 def nearest(figures: Iterable[float], value: float) -> float:

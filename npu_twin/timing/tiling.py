@@ -14,6 +14,8 @@ from npu_twin.constraints import check, stops_compilation
 from npu_twin.constraints.gemm import auto_method
 
 _TILE_N = (128, 96, 80, 64, 48, 32, 16)
+_NOT_FUSED = (80, 64)
+"""Widths at which fused-cast is published as refused (N = 8960, 4864, 11008); direct takes its place."""
 _TILE_K_L2 = (512, 384, 320, 256, 192, 144, 128, 96, 80, 64, 48, 32, 16)
 
 
@@ -87,7 +89,7 @@ def gemm(m: int, k: int, n: int, method: str = "", herd: tuple[int, int] | None 
         splits = count <= 8 or count % 2 == 0
         if m % 64:
             chosen = "drain"
-        elif tile_n == 64 or not splits:
+        elif tile_n in _NOT_FUSED or not splits:
             chosen, tile_n, herd_n = "direct", 64, 4
             if n % 256:
                 tile_n, herd_n = _columns(n)

@@ -281,6 +281,60 @@ def test_a_model_that_cannot_be_judged_is_named(tmp_path, change, reason):
     assert reason in why
 
 
+def published_model(**change):
+    return {**json.loads(models.PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"][0], **change}
+
+
+def read_one(tmp_path, record):
+    path = tmp_path / "models.json"
+    path.write_text(json.dumps({"models": [record]}), encoding="utf-8")
+    return models.read_models(path)
+
+
+HF_CONFIG = {
+    **{"model_type": "qwen3", "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16},
+    **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936},
+    **{"hidden_act": "silu", "rms_norm_eps": 1e-6},
+}
+
+
+def test_no_model_is_known_by_its_name(tmp_path):
+    ((first,), _, _) = read_one(tmp_path, published_model())
+    ((other,), _, _) = read_one(tmp_path, published_model(id="mine", hf_id="acme/mine", date=None, x=[1]))
+    assert (other.sizes, other.seq_len, other.ttft_s) == (first.sizes, first.seq_len, first.ttft_s)
+
+
+def test_sizes_may_stand_in_a_config_as_hugging_face_has_it(tmp_path):
+    flat = {"id": "mine", "ttft_s": 2.0, **HF_CONFIG}
+    nested = {"id": "mine", "ttft_s": 2.0, "config": HF_CONFIG, "n_layers": None}
+    found = [read_one(tmp_path, record).records[0].sizes for record in (flat, nested)]
+    assert found[0] == found[1]
+    assert found[0].qk_norm
+    own = read_one(tmp_path, {**nested, "num_hidden_layers": 14}).records[0].sizes
+    assert own.n_layers == 14, "what the record itself says comes first"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"deltas": ["sliding window 1024 on 5 of 6 layers"]}, "sliding window"),
+        ({"deltas": "gelu_tanh glu"}, "activation gelu"),
+        ({"deltas": ["partial rotary 96 of 128", "longrope"]}, "RoPE"),
+        ({"emb_dim": None}, "read from the record or from its config"),
+    ],
+)
+def test_a_model_out_of_scope_is_missed_with_the_reason(tmp_path, change, reason):
+    found = read_one(tmp_path, published_model(**change))
+    assert found.records == []
+    ((_, why),) = found.unjudged
+    assert reason in why
+
+
+@pytest.mark.parametrize("weights", ["bf16", "BF16", "bfloat16", "bf16 safetensors", None])
+def test_weights_in_bf16_are_judged_however_they_are_written(tmp_path, weights):
+    assert len(read_one(tmp_path, published_model(weights=weights)).records) == 1
+
+
 def test_a_model_without_figures_is_left_out_and_named(tmp_path):
     path = tmp_path / "models.json"
     path.write_text(json.dumps({"models": [{"id": "vision", "weights": "bf16"}]}), encoding="utf-8")

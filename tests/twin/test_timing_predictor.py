@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from npu_twin import timing
-from npu_twin.timing import model_programs, models, parameters, predictor
+from npu_twin.timing import model_programs, models, parameters, predictor, rows, tiling
 from npu_twin.timing.model_config import ModelSizes, UnsupportedModelError, read_sizes
 
 LLAMA_3B = {
@@ -325,3 +325,24 @@ def test_other_models_lie_within_what_the_hardware_can_do(emb, hidden, layers, h
     host = sum(part.total_ms for part in found.breakdown if part.name == "prefill_attention_cpu") * 1e-3
     assert (host > 0) == (head_dim not in (64, 128))
     assert 2.0 < layer_flops / (found.ttft_s - host) / 1e12 < 6.0
+
+
+def test_the_rules_choose_the_published_tiles():
+    """34 shapes of 2048 rows with the tile that the published registry selects; four differ in one value."""
+    published = {}
+    for record in rows.read_records(rows.PUBLISHED_KERNELS):
+        shape = tuple(record.get(key) for key in ("M", "K", "N"))
+        if (record["kernel"], record["section"], record["status"]) != ("gemm", "tested_shapes", "pass"):
+            continue
+        if shape[0] != 2048 or record["dtype_out"] != "bf16" or not record.get("best_for_tier"):
+            continue
+        if shape not in published or record["precision_tier"] == "high":
+            published[shape] = record
+    keys = ("tile_m", "tile_k_l2", "tile_n")
+    same = [
+        (call.method, *(call.tile[key] for key in keys), *call.herd)
+        == (r["method"], *(r[key] for key in keys), r["herd_x"], r["herd_y"])
+        for shape, r in published.items()
+        for call in [tiling.gemm(*shape)]
+    ]
+    assert (len(same), sum(same)) == (34, 30)

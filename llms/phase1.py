@@ -168,8 +168,10 @@ def _cached_folder(hf_id: str) -> Path | None:
         return Path(hf_id)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", hf_id):
         return None
-    from huggingface_hub import try_to_load_from_cache
-
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:  # an interpreter for silicon alone: kernels need numpy and nothing else
+        return None
     path = try_to_load_from_cache(hf_id, "config.json")
     return Path(path).parent if isinstance(path, str) else None
 

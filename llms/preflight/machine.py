@@ -34,6 +34,7 @@ try:
     found = re.search(r"libxrt_coreutil\.so\.([0-9.]+)", maps)
     answer["library"] = found.group(1) if found else ""
     answer["complete"] = hasattr(pyxrt, "hw_context") and hasattr(pyxrt, "ext")
+    print(json.dumps(answer), flush=True)  # the next call may end the process
     answer["devices"] = int(pyxrt.enumerate_devices())
     if answer["devices"]:
         device = pyxrt.device(0)
@@ -194,11 +195,12 @@ class Machine:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return {"error": f"asking pyxrt did not end: {error}"}
+        ended = f"the process that asked pyxrt ended with code {done.returncode}"
         try:
             answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         except (ValueError, IndexError):
-            return {"error": f"the process that imported pyxrt ended with code {done.returncode}"}
-        return answer
+            return {"error": ended}
+        return answer if done.returncode == 0 else {**answer, "error": ended}
 
     def xrt_smi(self) -> dict[str, str]:
         """XRT version, firmware and power mode as `xrt-smi examine` prints them; empty without the tool."""

@@ -18,6 +18,19 @@ TESTED_XRT = "2.25"
 OLDEST_XRT = (2, 18)
 
 
+EMULATION = "XCL_EMULATION_MODE"
+#: Part of what XRT says when the device does not open -> what helps; the last one fits all.
+_OPENING = {
+    "err=-13": "the user may not open the node: see the finding on access",
+    "err=-25": "the node answers to another driver than amdxdna: ls -l /sys/class/accel/*/device/driver "
+    "shows which; unload it and load amdxdna",
+    "err=-12": "no memory to pin: raise the memlock limit, end other programs that hold the device",
+    "err=-16": "the device is taken: see the finding on other holders",
+    "err=-19": "the device went away: look at dmesg, then reload the amdxdna driver or reboot",
+    "": "reload the amdxdna driver (modprobe -r amdxdna; modprobe amdxdna) and look at dmesg for its reason",
+}
+
+
 def device(machine: Machine, npus: list[Npu]) -> list[Finding]:
     """NPU on the bus, generation, kernel module, device node, permission."""
     why = "without an NPU of the second generation nothing can be measured"
@@ -80,15 +93,22 @@ def _access(npu: Npu) -> Finding:
         "ok" if usable else "bad",
         f"{npu.node} {'readable and writable' if usable else 'not accessible'}",
         why,
-        "" if usable else f"sudo usermod -aG {_group(npu.node)} $USER, then log in again",
+        "" if usable else _let_in(npu.node),
     )
 
 
-def _group(node: Path) -> str:
+def _let_in(node: Path) -> str:
+    """How a user gets at a node: by its group where that may read and write, else by a rule for all nodes."""
     try:
-        return node.group()
+        group, mode = node.group(), node.stat().st_mode
     except (OSError, KeyError):
-        return "render"
+        group, mode = "root", 0
+    if group != "root" and mode & 0o060 == 0o060:
+        return f"sudo usermod -aG {group} $USER, then log in again"
+    return (
+        f'{node} is for {group} alone: put SUBSYSTEM=="accel", GROUP="render", MODE="0660" into '
+        "/etc/udev/rules.d/99-amdxdna.rules, reload the driver, sudo usermod -aG render $USER, log in again"
+    )
 
 
 def xrt(machine: Machine, npus: list[Npu], answer: dict[str, Any], smi: dict[str, str]) -> list[Finding]:
@@ -106,8 +126,8 @@ def xrt(machine: Machine, npus: list[Npu], answer: dict[str, Any], smi: dict[str
                 "install the amdxdna driver package of the same XRT release",
             )
         )
-    if "devices" in answer:
-        findings.append(_seen(npus, answer))
+    if "file" in answer:
+        findings.append(_seen(machine, npus, answer))
     return findings
 
 
@@ -149,11 +169,15 @@ def _version(answer: dict[str, Any], smi: dict[str, str]) -> Finding:
     return Finding("XRT", status, text, why, remedy)
 
 
-def _seen(npus: list[Npu], answer: dict[str, Any]) -> Finding:
+def _seen(machine: Machine, npus: list[Npu], answer: dict[str, Any]) -> Finding:
     why = "what pyxrt opens is what the programs run on"
+    emulated = machine.env.get(EMULATION)
+    if emulated is not None:
+        text = f"{EMULATION}={emulated} makes XRT look for an emulation, not for the NPU"
+        return Finding("device opens", "bad", text, why, f"unset {EMULATION}")
     error = answer.get("error")
     if error:
-        remedy = "reload the amdxdna driver; look at dmesg; see the findings on access and driver"
+        remedy = next((help for part, help in _OPENING.items() if part in str(error)), _OPENING[""])
         return Finding("device opens", "bad", str(error), why, remedy)
     if not answer["devices"]:
         remedy = (

@@ -110,6 +110,18 @@ def test_faults_end_in_the_documented_errors(
     assert run.outcomes()["test_the_run_goes_on"] == "passed"
 
 
+@pytest.mark.parametrize("which", ["all", "parent", "child"])
+def test_a_killed_run_leaves_no_lock(which: str, sandbox: xrt_sandbox.Sandbox) -> None:
+    """kill -9 while a command is in flight: of all processes, of the supervisor, of that with the device."""
+    done = sandbox.run(["python3", f"{INSIDE}/kill_a_run.py", which], env=PATHS)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["held"], found
+    assert found["free"], found
+    assert found["seconds"] < 5
+    assert found["left"] == 0
+
+
 DOCTOR = {
     "device": {
         "NPU": "ok",
@@ -125,6 +137,23 @@ DOCTOR = {
     "no-device": {"NPU": "bad", "driver": "bad", "pyxrt": "ok", "XRT": "ok", "device opens": "bad"},
     "locked": {"NPU": "ok", "access": "bad", "memlock limit": "bad", "device opens": "bad"},
 }
+# Environment, and what "device opens" says then, with its remedy.
+REFUSALS = {
+    "without the stand-in": ({"LD_PRELOAD": ""}, "err=-25", "another driver than amdxdna"),
+    "no memory": ({"FX_FAIL": "43:12"}, "err=-12", "memlock"),
+    "emulation": ({"XCL_EMULATION_MODE": "hw_emu"}, "XCL_EMULATION_MODE=hw_emu", "unset XCL_EMULATION_MODE"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_doctor_on_a_device_that_does_not_open(refusal: str, sandbox: xrt_sandbox.Sandbox) -> None:
+    env, value, remedy = REFUSALS[refusal]
+    done = sandbox.run(["python3", "-m", "llms.preflight", "--json", "--npu"], env={**PATHS, **env})
+    assert done.returncode == 4, done.stdout
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}["device opens"]
+    assert found["status"] == "bad"
+    assert value in found["value"]
+    assert remedy in found["remedy"]
 
 
 @pytest.mark.parametrize("mode", DOCTOR)

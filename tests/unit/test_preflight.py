@@ -162,6 +162,22 @@ def refusing_driver(bench: Bench) -> None:
     bench.pyxrt(opening="raise RuntimeError('Open /dev/accel/accel0 failed (err=-13): Permission denied')")
 
 
+def crashing_device(bench: Bench) -> None:
+    bench.pyxrt(opening="__import__('os').abort()")
+
+
+def foreign_driver(bench: Bench) -> None:
+    bench.pyxrt(opening="raise RuntimeError('CREATE_BO IOCTL failed (err=-25): Inappropriate ioctl')")
+
+
+def no_memory(bench: Bench) -> None:
+    bench.pyxrt(opening="raise RuntimeError('CREATE_BO IOCTL failed (err=-12): Cannot allocate memory')")
+
+
+def emulation(bench: Bench) -> None:
+    bench.machine.env["XCL_EMULATION_MODE"] = "hw_emu"
+
+
 def blind_pyxrt(bench: Bench) -> None:
     bench.pyxrt(devices=0)
 
@@ -175,6 +191,10 @@ BROKEN = {
     "pyxrt  ": (crashing_pyxrt, "ended with code -6", "python3-xrt"),
     "XRT": (old_xrt, "2.16.0", "no full-ELF contexts"),
     "device opens": (refusing_driver, "Permission denied", "access"),
+    "device opens   ": (crashing_device, "ended with code -6", "modprobe -r amdxdna"),
+    "device opens    ": (foreign_driver, "err=-25", "answers to another driver"),
+    "device opens     ": (no_memory, "err=-12", "memlock"),
+    "device opens      ": (emulation, "XCL_EMULATION_MODE=hw_emu", "unset XCL_EMULATION_MODE"),
     "device opens ": (blind_pyxrt, "sees no device", "libxrt-npu2"),
 }
 
@@ -194,9 +214,15 @@ def test_a_node_without_permission(bench: Bench, monkeypatch: pytest.MonkeyPatch
     """The real thing, an unprivileged user, is part of `make conformance`."""
     bench.ready()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
+    node = bench.root / "dev/accel/accel0"
+    node.chmod(0o600)
     finding = bench.examine().named("access")
     assert (finding.status, finding.value.split()[1:]) == ("bad", ["not", "accessible"])
-    assert f"usermod -aG {(bench.root / 'dev/accel/accel0').group()} $USER" in finding.remedy
+    assert "99-amdxdna.rules" in finding.remedy
+    assert f"is for {node.group()} alone" in finding.remedy
+    node.chmod(0o660)
+    monkeypatch.setattr(Path, "group", lambda path: "render")
+    assert bench.examine().named("access").remedy == "sudo usermod -aG render $USER, then log in again"
 
 
 def test_warnings_do_not_stop_the_work(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from npu_twin import npu2
 from npu_twin.opset import OPS
-from npu_twin.timing import rows
+from npu_twin.timing import records
 from npu_twin.validate import known
 
 FIGURES = ("mean_rel_L1", "rel_err_max", "abs_err_max")
@@ -139,7 +139,7 @@ def make_task(record: Mapping[str, Any]) -> Task | None:
     """
     if record.get("status", "pass") not in _STATUSES or record.get("mean_rel_L1") is None:
         return None
-    call, _ = rows.launch_of(record)
+    call, _ = records.launch_of(record)
     method, tile = next(iter(OPS[call.op].methods), "default"), {}
     if call.op == "gemm":
         method = "external" if call.attrs.get("output_dtype") == "f32" else call.method

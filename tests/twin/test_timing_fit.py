@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from npu_twin.timing import exceptions, fit, models, optimise, parameters, rows
+from npu_twin.timing import exceptions, fit, models, optimise, parameters, records, rows
 
 ROWS, UNJUDGED = rows.split(rows.read_records(rows.PUBLISHED_KERNELS))
 MODELS = models.read_models(models.PUBLISHED_MODELS).records
@@ -214,6 +214,23 @@ def test_records_that_claim_nothing_about_the_model_are_excused_and_named():
         "input type int4, only bf16 is modelled",
         "neither a latency nor error figures in the record",
     ]
+
+
+@pytest.mark.parametrize(
+    ("record", "other"),
+    [
+        ({"kernel": "rmsnorm", "M": 4096, "N": 128}, {"kernel": "qk_norm", "rows": 4096, "head_dim": 128}),
+        ({"kernel": "eltwise_add", "n_elements": 65536}, {"kernel": "add", "rows": 64, "N": 1024}),
+        ({"kernel": "silu_mul", "n_elements": 65536}, {"kernel": "swiglu", "M": 64, "N": 1024}),
+        (
+            {"kernel": "bias_add", "rows": 64, "N": 1024},
+            {"kernel": "bias_add", "M": 64, "n_elements": 65536},
+        ),
+    ],
+)
+def test_a_size_may_have_the_name_of_its_sibling(record, other):
+    calls = [records.launch_of(r)[0] for r in (record, other)]
+    assert calls[0] == calls[1]
 
 
 def test_rows_with_the_same_id_or_none_do_not_take_each_others_place():

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import conformance
 import pytest
+import run_conformance
+import xrt_sandbox
 
 ALL = conformance.load_rows()
 
@@ -134,3 +137,29 @@ def test_an_unlisted_deviation_is_no_excuse() -> None:
     row = conformance.Row("g", "x", "poison", "3")
     assert "promises" in conformance.judge(row, {"g": {"x": "1"}}, {"g": {"x": "2"}}, {"poison"})
     assert "no outcome" in conformance.judge(row, {"g": {}}, {"g": {"x": "2"}}, {"poison"})
+
+
+def test_another_release_in_the_archive_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The twin is judged against the record then, and nothing of ours is called a failure."""
+    called: list[list[str]] = []
+    moved = xrt_sandbox.Sandbox(Path("/nowhere"), "2.26.1-1")
+    monkeypatch.setattr(xrt_sandbox, "prepare", lambda: moved)
+    monkeypatch.setattr(subprocess, "call", lambda command, **options: called.append(command) or 0)
+    assert run_conformance.main([]) == 0
+    assert [Path(name).name for name in called[0] if name.endswith(".py")] == ["test_conformance_recorded.py"]
+    said = capsys.readouterr().out
+    assert (
+        "NOT JUDGED ON THE REAL LIBRARY: the Debian archive has XRT 2.26.1-1, the rows are of XRT 2.25"
+        in said
+    )
+    assert "NPU_RECORD=1" in said
+
+
+def test_a_machine_without_a_sandbox_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert run_conformance.main([]) == 3
+    assert "conformance cannot run here: the sandbox needs root" in capsys.readouterr().err

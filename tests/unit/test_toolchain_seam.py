@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import fields, replace
@@ -357,3 +358,46 @@ def test_no_model_and_no_gate_names_a_toolchain() -> None:
     assert len(models) > 20
     guilty = [path for path in models if re.search(r"\w+Toolchain\b", path.read_text(encoding="utf-8"))]
     assert guilty == []
+
+
+#: The seam itself, and the process of adopted deployments, which puts the twin in the place of pyxrt.
+SEAM = {"driver.py", "toolchain.py", "adopted_worker.py"}
+
+
+def asks_for_the_device(source: str) -> list[str]:
+    """Comparisons with a device's name, and imports of the twin, of one module."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            names = {
+                getattr(part, "attr", getattr(part, "id", getattr(part, "value", "")))
+                for part in (node.left, *node.comparators)
+            }
+            if names & {"TWIN", "NPU2", "twin", "npu2"}:
+                found.append(ast.unparse(node))
+        elif isinstance(node, (ast.ImportFrom, ast.Import)):
+            modules = (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            )
+            found += [ast.unparse(node) for name in modules if name.partition(".")[0] == "npu_twin"]
+    return found
+
+
+def test_nothing_above_the_driver_asks_which_device_it_is_on() -> None:
+    llms = PROJECT / "llms"
+    folders = [llms, llms / "llama_kernel_builder", llms / "verify", llms / "checkpoints"]
+    folders += [adapter.parent for adapter in llms.glob("*/verify_adapter.py")]
+    files = [path for folder in folders for path in folder.glob("*.py") if path.name not in SEAM]
+    assert len(files) > 80
+    asked = {str(path): found for path in files if (found := asks_for_the_device(path.read_text("utf-8")))}
+    assert asked == {}
+
+
+def test_asking_shows() -> None:
+    for guilty in (
+        "driver.name == 'twin'",
+        "x = 1 if current().name != NPU2 else 2",
+        "from npu_twin import clock",
+    ):
+        assert asks_for_the_device(guilty)
+    assert asks_for_the_device("driver.select(driver.NPU2 if args.npu else driver.TWIN)") == []

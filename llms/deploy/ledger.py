@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,6 +66,22 @@ class Entry:
     run: str
     wall_s: float
     v: int = VERSION
+
+
+def entry(
+    model: str,
+    phase: int,
+    verdict: str,
+    identity: Identity,
+    device: str,
+    checkpoint: str,
+    run: str,
+    wall_s: float,
+) -> Entry:
+    """A verdict of now."""
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    parts = asdict(identity)
+    return Entry(model, phase, verdict, identity.hash, parts, device, checkpoint, date, run, round(wall_s, 2))
 
 
 def path_of(model: ModelFolder) -> Path:
@@ -127,14 +144,24 @@ def identity_of(deployment: Deployment) -> Identity:
         raise DeployError(f"{deployment.name}: {error}", BAD_CHECKPOINT) from error
     except LookupError as error:  # a shape that the registry does not know
         raise DeployError(f"{deployment.name}: {error}", PRECONDITION) from error
-    host = [path for path in sorted(ROOT.glob("*.py")) if path.name not in _COMMANDS]
+    code = judged_code(folder)
     return Identity(
         programs=_digest(programs),
         weights=weights[:16],
-        adapter=_code(sorted([*folder.glob("*.py"), *folder.glob("tests/*.py")]), folder),
-        toolkit=_code([*sorted((ROOT / "llama_kernel_builder").rglob("*.py")), *host], ROOT),
-        gates=_code(sorted((ROOT / "verify").rglob("*.py")), ROOT),
+        adapter=_code(code["adapter"], folder),
+        toolkit=_code(code["toolkit"], ROOT),
+        gates=_code(code["gates"], ROOT),
     )
+
+
+def judged_code(folder: Path) -> dict[str, list[Path]]:
+    """Source files that a verdict of the model in `folder` depends on, by part of the hash."""
+    host = [path for path in sorted(ROOT.glob("*.py")) if path.name not in _COMMANDS]
+    return {
+        "adapter": sorted([*folder.glob("*.py"), *folder.glob("tests/*.py")]),
+        "toolkit": [*sorted((ROOT / "llama_kernel_builder").rglob("*.py")), *host],
+        "gates": sorted((ROOT / "verify").rglob("*.py")),
+    }
 
 
 def _programs(deployment: Deployment) -> list[str]:

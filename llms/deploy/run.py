@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 NO_TESTS = "NO TESTS"
 BLOCKED = "BLOCKED"
-_MARK = re.compile(r"\bphase([0-7])\b")
 # Exit codes of pytest: interrupted, wrong usage (no usable NPU with --npu).
 _PYTEST_INTERRUPTED = 2
 _PYTEST_USAGE = 4
@@ -100,7 +98,14 @@ def run_model(name: str | None, request: RunRequest) -> Outcome:
     judged = [r for r in results if r.verdict not in (NO_TESTS, BLOCKED)]
     device = report.device_label if report is not None else "no device used"
     label = deployment.checkpoint.label
-    ledger.append(book, [_entry(model, r, identity, device, label, folder) for r in judged])
+    run_id = folder.name if folder is not None else ""
+    ledger.append(
+        book,
+        [
+            ledger.entry(model.name, r.phase, r.verdict, identity, device, label, run_id, r.wall_s)
+            for r in judged
+        ],
+    )
     facts = _facts(model, deployment, results, identity, device, report, folder)
     target = documents.home(model, request.update_docs)
     written = documents.write_all(facts, target)
@@ -125,10 +130,9 @@ def run_model(name: str | None, request: RunRequest) -> Outcome:
 
 def phases_with_tests(model: ModelFolder) -> set[int]:
     """Phases that a test file of the model marks. Reads source only."""
-    found: set[int] = set()
-    for path in model.tests.glob("test_*.py"):
-        found |= {int(digit) for digit in _MARK.findall(path.read_text(encoding="utf-8"))}
-    return found
+    from pytest_npu.phases import phases_in
+
+    return {phase for path in model.tests.glob("test_*.py") for phase in phases_in(path)}
 
 
 def _check_order(
@@ -175,6 +179,7 @@ def _pytest(model: ModelFolder, request: RunRequest, phases: list[int]) -> _Done
     command += [" or ".join(f"phase{number}" for number in phases)]
     command += ["--import-mode=importlib", "-p", "llms.deploy.phase_clock", f"--rootdir={parent}"]
     command += ["--npu-report-dir", str(root), "--npu-run-id", run_id, "--npu-prompts", request.prompts]
+    command += ["--npu-no-ledger"]  # this command writes the verdicts, bound to what it saw before the run
     command += ["--npu"] if request.npu else []
     command += ["--checkpoint", str(request.checkpoint.expanduser().absolute())] if request.checkpoint else []
     command += ["--npu-model", request.choice] if request.choice else []
@@ -247,28 +252,6 @@ def _stop_at_first(results: list[PhaseResult]) -> list[PhaseResult]:
             later = [replace(r, verdict=BLOCKED, reason=reason, counts={}) for r in results[place + 1 :]]
             return [*results[: place + 1], *later]
     return results
-
-
-def _entry(
-    model: ModelFolder,
-    result: PhaseResult,
-    identity: ledger.Identity,
-    device: str,
-    checkpoint: str,
-    folder: Path | None,
-) -> ledger.Entry:
-    return ledger.Entry(
-        model.name,
-        result.phase,
-        result.verdict,
-        identity.hash,
-        asdict(identity),
-        device,
-        checkpoint,
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        folder.name if folder is not None else "",
-        round(result.wall_s, 2),
-    )
 
 
 def _facts(

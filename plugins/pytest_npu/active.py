@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from . import session, xdist_bridge
+from . import ledger_bridge, session, xdist_bridge
 from .constants import NPU2
 from .device import Device, open_default_device
 from .header import header_lines
@@ -151,6 +151,10 @@ class SessionHooks:
             from .supervised import catch_fatal_signals
 
             catch_fatal_signals(self._state.stacks_file)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        """A phase that lost a test gets no PASS in the ledger; `pytest_deselected`."""
+        ledger_bridge.note_deselected(self._state, items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Log what could not be collected; `pytest_collectreport`."""

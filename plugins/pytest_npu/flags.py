@@ -82,6 +82,13 @@ _OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
         },
     ),
     (
+        "--npu-no-ledger",
+        {
+            "action": "store_true",
+            "help": "keep the verdicts of this run out of the models' gate ledgers (`npu-deploy status`)",
+        },
+    ),
+    (
         "--npu-run-id",
         {"metavar": "NAME", "help": "name of the run's folder (default: date and time)"},
     ),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from .constants import PHASES
 
 _MARKERS = {f"phase{number}": number for number in PHASES}
+_IN_SOURCE = re.compile(r"\bphase([0-7])\b")
 
 
 def register_markers(config: pytest.Config) -> None:
@@ -19,6 +22,11 @@ def register_markers(config: pytest.Config) -> None:
         "markers",
         "npu_hang_timeout(seconds): under a supervisor, longest time of one phase of this test; 0: no limit",
     )
+
+
+def phases_in(test_file: Path) -> set[int]:
+    """Phases that a test file marks, from its source."""
+    return {int(digit) for digit in _IN_SOURCE.findall(test_file.read_text(encoding="utf-8"))}
 
 
 def phase_of(item: pytest.Item) -> int | None:

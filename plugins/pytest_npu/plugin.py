@@ -117,3 +117,10 @@ def pytest_collection_modifyitems(
 
         take_collection(state_of(config), items)
     return result
+
+
+def pytest_npu_reports(config: pytest.Config, folders: dict[str, Path]) -> None:
+    """Keep the verdicts of whole phases in the models' gate ledgers; `pytest_npu_reports`."""
+    from .ledger_bridge import keep_verdicts
+
+    keep_verdicts(config, folders)

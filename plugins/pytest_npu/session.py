@@ -13,7 +13,7 @@ from .constants import DEVICE_LABELS, NPU2, QUESTIONS, REPORT_FIELD, TWIN
 from .device import DeviceHolder
 from .events import Event, Sink, clip
 from .exceptions import DevicePoisoned
-from .models import is_ours, is_perf_test, model_name, uses_device
+from .models import fixture_names, is_ours, is_perf_test, model_name, uses_device
 from .options import NpuOptions
 from .phase_gate import PhaseGate
 from .phases import order_by_phase, phase_label, phase_of
@@ -98,6 +98,8 @@ def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
     state.activate()
     if state.role is Role.WORKER:
         _deselect_perf_tests(state, items, ours)
+    if state.config.getoption("benchmark_only", False):
+        _keep_perf_tests_only(state, items, ours)
     if state.options.phase_order:
         order_by_phase(items, lambda item: str(ours[item]) if ours.get(item) is not None else None)
     by_model: dict[str, list[dict[str, Any]]] = {}
@@ -131,6 +133,19 @@ def _hang_limit(item: pytest.Item, mark: pytest.Mark) -> float:
     if not isinstance(seconds, (int, float)) or seconds < 0:
         raise pytest.UsageError(f"{item.nodeid}: npu_hang_timeout needs a number of seconds, not {seconds!r}")
     return float(seconds)
+
+
+def _keep_perf_tests_only(
+    state: NpuState, items: list[pytest.Item], ours: dict[pytest.Item, Path | None]
+) -> None:
+    """`--benchmark-only` selects; pytest-benchmark itself skips everything else, one by one."""
+    others = [item for item in ours if "benchmark" not in fixture_names(item)]
+    for item in others:
+        del ours[item]
+    if others:
+        dropped = set(others)
+        items[:] = [item for item in items if item not in dropped]
+        state.config.hook.pytest_deselected(items=others)
 
 
 def _deselect_perf_tests(

@@ -67,6 +67,8 @@ class NpuState:
     #: Node ids of performance tests that left a record.
     measured: set[str] = field(default_factory=set)
     deselected: dict[str, str] = field(default_factory=dict)
+    #: Model folder and phase of tests that were collected and then deselected.
+    left_out: set[tuple[Path, int]] = field(default_factory=set)
     #: Node ids of tests that began in this process or in a worker.
     started: set[str] = field(default_factory=set)
     #: Seconds from `@pytest.mark.npu_hang_timeout`, by node id.

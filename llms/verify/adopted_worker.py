@@ -334,6 +334,11 @@ class Capture:
         for index, job in enumerate(request["jobs"]):
             stage.name = f"job {index} ({job['name']})"
             self.answers.append(self._job(runner, index, job))
+            answer["problems"] += [
+                f"job {index} ({job['name']}): {p}" for p in self.answers[-1].get("problems", ())
+            ]
+            if answer["problems"]:
+                break  # later jobs may build on this one
         close = getattr(runner, "close", None)
         if callable(close):
             close()

@@ -61,6 +61,8 @@ def examine_model(folder: Path, selection: artefacts.Selection | None = None) ->
     if folder.resolve().parent != ROOT or not (folder / "verify_adapter.py").is_file():
         return ()
     adapter, need = _model(folder.name)
+    if selection is not None and selection.config is not None:
+        need = estimate(folder.name, selection.config)
     found = artefacts.check(folder.name, adapter, selection)
     ram = [finding for finding in host.memory(Machine(), need) if finding.name == "RAM"]
     return (*([found] if found is not None else []), *ram)

@@ -119,6 +119,15 @@ def test_the_finding_names_programs_and_phases(tmp_path: Path, monkeypatch: pyte
     assert finding.status == "ok"
 
 
+def test_memory_is_that_of_the_checkpoint_that_runs() -> None:
+    from llms import preflight
+
+    chosen = artefacts.selection(FOLDER, {6}, checkpoint=TINY)
+    (tiny,) = [f for f in preflight.examine_model(FOLDER, chosen) if f.name == "RAM"]
+    (published,) = [f for f in preflight.examine_model(FOLDER) if f.name == "RAM"]
+    assert tiny.data["needed"] < published.data["needed"] / 3
+
+
 def test_a_toolchain_that_builds_needs_nothing_before(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = importlib.import_module(f"llms.{MODEL}.verify_adapter")
     monkeypatch.setenv("NPU_TOOLCHAIN", "llms.llama_kernel_builder.toolchain:twin_toolchain")

@@ -35,6 +35,10 @@ ROW_FACTOR = 2.0**-7
 # Attention, causal: 3.85e-2 at 2048 keys and 4.5e-2 at 16384, so 2.2e-3 more for every doubling; not causal:
 # 4.4e-2 to 4.8e-2 for 512 and 1024 keys.
 FLASH_CAUSAL, FLASH_CAUSAL_AT, FLASH_DOUBLING, FLASH = 3.85e-2, 2048, 2.17e-3, 4.6e-2
+# The first rows of a causal head average few values, so their results are large and come near the absolute
+# tolerance. None of the 244 heads of the 11 published causal rows is over it: at most 3 / 244 elements
+# per head, with 95 % confidence (rule of three).
+FLASH_OVER_PER_HEAD = 3 / 244
 SPREAD = 0.05
 FLASH_SPREAD = 0.15
 # Standard deviations of sampling allowed for outputs of few elements; the relative error of one element
@@ -137,8 +141,10 @@ def expected_over(
     A GEMM of the harness has results of variance 1/K and an error of mean_rel_L1 times that size, both normal
     and independent, against an absolute tolerance that knows no K: small K and near-zero results go over.
     Published: 1 of 2048x1024x3072, 2 of 2048x896x4864, 4 % of 192x64x320. Of every other kernel all published
-    rows are within tolerance.
+    rows are within tolerance, which bounds what attention has by its number of heads.
     """
+    if op == "flash_attention":
+        return FLASH_OVER_PER_HEAD * dims["q_heads"]
     if op != "gemm":
         return 0.0
     spread = 1.0 / math.sqrt(dims["K"])

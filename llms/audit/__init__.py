@@ -5,8 +5,9 @@
 Payload `audit` (also in `audit.json`): {"model", "verdict" ("PASS" | "PASS-with-warnings" | "FAIL"),
 "device", "checkpoint": {label, kind, content_hash}, "environment", "date", "seconds", "command",
 "findings": [{key, question, status ("PASS" | "WARN" | "FAIL"), evidence}], "figures": {ttft_ms, tpot_ms,
-predicted_ttft_ms, predicted_tpot_ms, prompt_rows, programs_started}, "gate": payload of `topk_gate`,
-"ladder": [{name, status, reason}]}.
+predicted_ttft_ms, predicted_tpot_ms, prompt_rows, programs_started, faults_planted, faults_seen}, "gate":
+payload of `topk_gate`, "ladder": [{name, status, reason, nearest: {statistic, value, limit, share, where} or
+null}]}.
 """
 
 from .fresh import AuditOutcome, for_options, in_fresh_process

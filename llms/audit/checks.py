@@ -21,6 +21,7 @@ from .ledger import Ledger, Production, programs_per_call
 from .types import Audit
 
 if TYPE_CHECKING:
+    from llms.checkpoints import Checkpoint
     from llms.verify.chat import EncodedPrompt
     from llms.verify.deployment import Deployment
     from llms.verify.reference import HFReference, ReferenceRun
@@ -31,15 +32,17 @@ Array = np.ndarray[Any, Any]
 GATE_K, GATE_TOKENS = 5, 32
 STEPS = 6
 MADE_UP_TOKENS = 19
-# Modelled and measured times of a whole phase agree within 25 % for published models (npu_twin.timing); a
-# factor of two leaves room for small models and busy hosts.
+# Times of the published models are predicted within 11 % (npu_twin.timing). The prediction from a
+# deployment's own programs and host traffic (llms.audit.expected) was held against the twin on four tiny
+# models, SmolLM2-135M and twelve made-up ones: a decode step takes 1.00 times as long, a prefill 0.94 to 1.00
+# times. A factor of two leaves room for silicon and a busy host.
 TIME_FACTOR = 2.0
-# The prediction is of the published flow, where every result visits the host; buffers that stay on the device
-# halve the time of a small model.
-RESIDENT_FACTOR = 4.0
 # Peak of the memory that an NPU2 shares with its CPU: 128 bit LPDDR5X at 8000 MT/s. No decode step reads its
 # weights faster.
 BYTES_PER_SECOND = 128e9
+# One model in one process gives the same bits: all logits are equal on four tiny models and SmolLM2-135M. In
+# float32, rounded to bf16 at the end, 5 to 43 % of them are.
+EQUAL_LOGITS = 0.95
 FAULTS = ("norm_plus_one", "layer_skipped", "nan_at_step_3")
 """Faults of the catalogue that the audit plants. All are in the host's code, so silicon has them too."""
 
@@ -284,10 +287,11 @@ def _independent_problems(folder: Path, run: ReferenceRun, prompt: EncodedPrompt
         row = (
             model(input_ids=torch.tensor([list(prompt.ids)]), logits_to_keep=1).logits[0, -1].float().numpy()
         )
-    off = float(np.abs(row - np.asarray(run.logits[0]).astype(np.float32)).max())
-    size = float(np.abs(row).max()) + 1e-6
-    if not off <= 0.01 * size:
-        return [f"its logits are {off:.3g} from those of a model that the audit loads by itself"]
+    equal = float((row == np.asarray(run.logits[0]).astype(np.float32)).mean())
+    if equal < EQUAL_LOGITS:
+        return [
+            f"{equal:.0%} of its logits are those of a bf16 model that the audit loads by itself, not all"
+        ]
     return []
 
 
@@ -363,15 +367,19 @@ def _source_problems(folder: Path) -> list[str]:
     return found
 
 
-def check_thresholds(audit: Audit, model: str) -> None:
+def check_thresholds(audit: Audit, checkpoint: Checkpoint) -> None:
     """Every limit of the ladder stands between a clean device and the weakest fault that it must see."""
     from llms.verify.thresholds import ThresholdError, Thresholds
 
     question = "Do the ladder's limits stand between clean and faulty?"
     try:
-        limits = Thresholds.for_model(model)
+        limits = Thresholds.recorded(checkpoint)
     except ThresholdError as error:
         audit.add("limits", question, [str(error)], "")
+        return
+    if limits is None:
+        evidence = "no limits are recorded for this checkpoint: the ladder takes them from a second correct "
+        audit.add("limits", question, [], evidence + "implementation of the same arithmetic")
         return
     problems = []
     for name in limits.statistics:
@@ -380,26 +388,50 @@ def check_thresholds(audit: Audit, model: str) -> None:
             problems.append(f"{name}: limit {limit.value:.3g} is below a clean {limit.clean:.3g}")
         if limit.weakest_fault is not None and not limit.value < limit.weakest_fault[1]:
             problems.append(f"{name}: limit {limit.value:.3g} lets {limit.weakest_fault[0]} pass")
-    audit.add("limits", question, problems, f"{len(limits.statistics)} limits")
+    faults = {fault[0] for name in limits.statistics if (fault := limits[name].weakest_fault)}
+    evidence = (
+        f"{len(limits.statistics)} limits above what a clean device measured and below the weakest fault "
+    )
+    audit.add("limits", question, problems, f"{evidence}that each must see ({len(faults)} different ones)")
+
+
+def _predicted(production: ModuleType, config: Any, bucket: int, tokens: int) -> dict[str, float]:
+    """Milliseconds; of the published flow where the production module does not show its kernel sequence."""
+    from llms.deploy.describe import speed
+
+    from .expected import expected_time
+
+    sequence = getattr(production, "SEQUENCE", None)
+    if sequence is None:
+        flow = speed(config, bucket)
+        return {"prefill": flow.ttft_ms, "decode step": flow.tpot_ms}
+    own = expected_time(sequence, config, bucket, tokens)
+    return {"prefill": own.prefill_ms, "decode step": own.decode_ms}
+
+
+def check_integrity(audit: Audit, changed: Sequence[str], looked_at: int) -> None:
+    """Nothing that judges, measures or computes was replaced, and nothing looks at who is watching."""
+    question = "Is the judging, timing and computing code the one that this tree ships?"
+    problems = [*changed[:5], *([f"and {len(changed) - 5} more"] if len(changed) > 5 else [])]
+    evidence = f"{looked_at} functions, methods and constants compared before and after the model's code ran"
+    audit.add("integrity", question, problems, evidence)
 
 
 # -- (d) time ----------------------------------------------------------------------------------------------
 
 
-def check_time(audit: Audit, ran: Ran, config: Any) -> None:
+def check_time(audit: Audit, ran: Ran, config: Any, production: ModuleType) -> None:
     """Device time of a prefill and a decode step against prediction and against what memory allows."""
-    from llms.deploy.describe import speed
     from llms.llama_kernel_builder.llama_loop import bucket_for
 
     question = "Is the time plausible for layers and tokens?"
     bucket = bucket_for(len(ran.ids), config.max_position)
-    expected = speed(config, bucket)
     measured = {"prefill": ran.ttft_s * 1e3, "decode step": ran.tpot_s * 1e3}
-    predicted = {"prefill": expected.ttft_ms, "decode step": expected.tpot_ms}
+    predicted = _predicted(production, config, bucket, len(ran.ids))
     problems = []
     for name, ms in measured.items():
         ratio = ms / predicted[name] if predicted[name] else float("inf")
-        if not 1 / RESIDENT_FACTOR <= ratio <= TIME_FACTOR:
+        if not 1 / TIME_FACTOR <= ratio <= TIME_FACTOR:
             problems.append(f"a {name} takes {ms:.2f} ms, {predicted[name]:.2f} ms are predicted")
     width = config.emb_dim * (2 * config.q_dim + 2 * config.kv_dim + 3 * config.hidden_dim)
     nbytes = 2 * (config.n_layers * width + config.vocab_size * config.emb_dim)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llms.verify import gates, ladder
+from llms.verify.ladder_types import RungResult
 
 from .checks import FAULTS, GATE_K, GATE_TOKENS
 from .ledger import Ledger
@@ -77,7 +79,7 @@ def check_gate(
         "gate",
         question,
         problems,
-        f"{len(prompts)} prompts, {GATE_TOKENS} tokens, k = {GATE_K}; {exact} identical to the end; "
+        f"prompts: {len(prompts)}, {GATE_TOKENS} tokens each, k = {GATE_K}; {exact} identical to the end; "
         f"{made[0]} prefills and {made[1]} decode steps by the production functions",
     )
 
@@ -100,6 +102,7 @@ def check_faults(
             problems.append(f"{name} is planted and no gate fails")
         else:
             seen.append(f"{name}: {by}")
+    audit.figures.update(faults_planted=len(FAULTS), faults_seen=len(seen))
     audit.add("faults", question, problems, "; ".join(seen))
 
 
@@ -120,6 +123,24 @@ def _who_sees(opened: Deployment, reference: Remembered, prompt: EncodedPrompt) 
         opened.release_runners()
 
 
+def _nearest(rung: RungResult) -> dict[str, Any] | None:
+    """The statistic of a rung that used most of its limit: {statistic, value, limit, share, where}."""
+    judged = [one for one in rung.measured if one.limit]
+    if not judged:
+        return None
+    one = max(judged, key=lambda m: m.value / (m.limit or 1.0))
+    share = one.value / (one.limit or 1.0)
+    if not math.isfinite(share):
+        return None
+    return {
+        "statistic": one.statistic,
+        "value": one.value,
+        "limit": one.limit,
+        "share": share,
+        "where": one.where,
+    }
+
+
 def check_ladder(
     audit: Audit, opened: Deployment, reference: Remembered, prompts: Sequence[EncodedPrompt]
 ) -> None:
@@ -131,7 +152,8 @@ def check_ladder(
         audit.add("ladder", question, [f"it ends in {type(error).__name__}: {error}"], "")
         return
     audit.ladder = [
-        {"name": rung.name, "status": rung.status, "reason": rung.reason} for rung in outcome.rungs
+        {"name": rung.name, "status": rung.status, "reason": rung.reason, "nearest": _nearest(rung)}
+        for rung in outcome.rungs
     ]
     failed = [rung.message() for rung in outcome.rungs if not rung.ok]
     absent = [rung.name for rung in outcome.rungs if rung.status == "not offered"]

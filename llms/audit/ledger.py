@@ -65,15 +65,20 @@ def production_module(folder: Path, adapter: ModuleType) -> ModuleType:
         (m for m in list(sys.modules.values()) if _file(m) == path.resolve() and m is not adapter), None
     )
     if module is None:
-        module = _load(path)
+        module = load_production(path)
     missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
     if missing:
         raise NoProduction(f"{path.name} has no {', '.join(missing)}")
     return module
 
 
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"npu_audit_{path.stem}", path)
+def load_production(path: Path, package: str = "") -> ModuleType:
+    """Run the source of production functions as a module of its own, of a package where it belongs to one.
+
+    Raises NoProduction when it cannot be imported.
+    """
+    name = f"npu_audit_{path.stem}"
+    spec = importlib.util.spec_from_file_location(f"{package}.{name}" if package else name, path)
     if spec is None or spec.loader is None:
         raise NoProduction(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .types import Audit
+
+if TYPE_CHECKING:
+    from .integrity import Snapshot
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ def run_audit(request: AuditRequest) -> Audit:
     """
     from llms.llama_kernel_builder import driver
     from llms.verify.deployment import load_adapter
+    from llms.verify.matched_model import FAMILIES
+
+    from .integrity import Snapshot
 
     begin = time.monotonic()
     device = driver.select(driver.NPU2 if request.npu else driver.TWIN)
@@ -65,17 +71,20 @@ def run_audit(request: AuditRequest) -> Audit:
         stack.enter_context(_lock(request.npu))
         if not request.npu:
             stack.enter_context(_fresh_artefacts())
+        # before any code of the model has run
+        shipped = Snapshot.take(FAMILIES)
         adapter = load_adapter(request.folder)
-        audit = _ask(request, adapter, device)
+        audit = _ask(request, adapter, device, shipped)
     audit.seconds = time.monotonic() - begin
     audit.date = time.strftime("%Y-%m-%d %H:%M")
     return audit
 
 
-def _ask(request: AuditRequest, adapter: Any, device: Any) -> Audit:
+def _ask(request: AuditRequest, adapter: Any, device: Any, shipped: Snapshot) -> Audit:
     from llms.verify.deployment import Deployment
 
     from . import checks, gates
+    from .integrity import patched_production, watching_code
     from .ledger import NoProduction, production_module, watched
 
     def reopen() -> Deployment:
@@ -93,7 +102,7 @@ def _ask(request: AuditRequest, adapter: Any, device: Any) -> Audit:
         command=request.command(),
     )
     checks.check_judge(audit, request.folder)
-    checks.check_thresholds(audit, opened.name)
+    checks.check_thresholds(audit, opened.reference_checkpoint)
     try:
         production = production_module(request.folder, adapter)
     except NoProduction as error:
@@ -101,6 +110,8 @@ def _ask(request: AuditRequest, adapter: Any, device: Any) -> Audit:
         return audit
     prompts = opened.prompts(request.prompts)
     config = opened.config()
+    path = request.folder / f"{request.folder.name}_inference.py"
+    patched = [*patched_production(production, path), *watching_code(request.folder)]
     with watched(request.folder, production) as ledger:
         runner = opened.runner(max(len(prompt) for prompt in prompts) + checks.GATE_TOKENS)
         _prepare(runner, [len(prompts[0]), checks.MADE_UP_TOKENS])
@@ -109,10 +120,11 @@ def _ask(request: AuditRequest, adapter: Any, device: Any) -> Audit:
         checks.check_reference(audit, opened, reference, prompts[0], ledger)
         known = gates.Remembered(reference)
         if ran is not None:
-            checks.check_time(audit, ran[1], config)
+            checks.check_time(audit, ran[1], config, production)
             _guarded(audit, "product", lambda: checks.check_product(audit, opened, production, ran[0]))
         opened.release_runners()
         gates.check_gate(audit, opened, known, prompts, ledger)
+    checks.check_integrity(audit, [*patched, *shipped.changed()], len(shipped.prints))
     if audit.ok:
         gates.check_faults(audit, reopen, known, prompts[0])
         if request.ladder:

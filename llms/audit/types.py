@@ -39,9 +39,12 @@ class Audit:
     date: str = ""
 
     def add(self, key: str, question: str, problems: list[str], evidence: str, *, warn: bool = False) -> bool:
-        """Record a finding: FAIL (WARN with `warn`) when there are problems; returns whether it passed."""
+        """Record a finding: FAIL (WARN with `warn`) when there are problems; returns whether it passed.
+
+        `evidence` tells what a good answer rests on; of a bad one the problems are told.
+        """
         status = PASS if not problems else (WARN if warn else FAIL)
-        text = evidence if not problems else "; ".join(problems) + (f". {evidence}" if evidence else "")
+        text = evidence if not problems else "; ".join(problems)
         self.findings.append(Finding(key, question, status, text))
         return not problems
 

@@ -7,7 +7,8 @@ Method: the deployment's own runner runs one prompt and a few decode steps while
 is read back. Each launch is compared with its plain fp32 reference on the device's own inputs; what the host
 passes on, the KV cache, weights and tables are compared with the checkpoint. The suspect is then confirmed in
 the unmerged form, one ELF per kernel: it is exchanged for its fp32 reference, and the cosines of the layers
-before and after show whether that heals the model. When nothing stands out, layers are exchanged by halves.
+before and after show whether that heals the model. When nothing stands out, the host's loop around the layers
+is looked at; then layers are exchanged by halves, and the kernels of the layer that this names.
 
 Payload (`npu_record("bisect", ...)`): {"model", "device", "checkpoint", "prompt", "n_prompt", "steps",
 "offender": Row or null, "also": [Row], "rows": [Row of every bad comparison, and the worst good one of every
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .judge import Row
+from .judge import LOOP, Row
 from .swap import Confirmation
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ class BisectReport:
             if self.confirmed is not None:
                 return self.confirmed.note
             return f"no kernel, host operation or buffer stands out in {len(self.rows)} comparisons"
+        if first.kernel in LOOP:
+            good = len(self.rows) - len(self.bad)
+            return (
+                f"all kernels agree with their references in {good} comparisons; the difference is in the "
+                f"host's loop: {first.kernel} ({first.where}): {first.note}"
+            )
         same = [row for row in self.bad if (row.path, row.kernel) == (first.path, first.kernel)]
         layers = sorted({row.layer for row in same})
         spread = f", in {len(layers)} layers" if len(layers) > 1 else ""
@@ -124,12 +131,16 @@ class BisectReport:
             lines.append(f"  {self.confirmed.note}")
         lines += ["", _HEAD]
         first = self.offender
-        around = {(row.path, row.layer) for row in ([first] if first else [])}
-        rows = [row for row in self.rows if row.kind == "kernel" or not row.ok]
-        if around:
-            rows = [row for row in rows if (row.path, row.layer) in around and row.step <= max(0, first.step)]  # type: ignore[union-attr]
-        else:
+        if first is None or first.kernel in LOOP:
             rows = self._worst_good()
+        else:
+            rows = [
+                row
+                for row in self.rows
+                if (row.kind == "kernel" or not row.ok)
+                and (row.path, row.layer) == (first.path, first.layer)
+                and row.step <= max(0, first.step)
+            ]
         lines += [_line(row, row is first) for row in rows[:60]]
         others = self._other_kernels()
         if others:
@@ -167,8 +178,10 @@ def find(
     path: `prefill` or `decode` limits the verdict to one of them (decode still needs a prefill). `device`
     is held while the device works. Raises BisectError for a foreign runner, ValueError for another path.
     """
+    from llms.llama_kernel_builder.exceptions import BadArgument
     from llms.runner import ProductionRunner
 
+    from . import loop
     from .checkpoint import Truth
     from .swap import layer_cosines, try_swaps
     from .tap import tapped
@@ -178,7 +191,9 @@ def find(
         raise ValueError(f"path is prefill or decode, not '{path}'")
     chosen = prompt if prompt is not None else deployment.prompts(1)[0]
     ids = list(chosen.ids)
-    runner = deployment.runner(max_seq if max_seq is not None else len(ids) + 32)
+    other = list(next(prompt.ids for prompt in deployment.prompts(2) if list(prompt.ids) != ids))
+    longest = max(len(ids), len(other)) + steps + loop.STEPS
+    runner = deployment.runner(max_seq if max_seq is not None else longest)
     if not isinstance(runner, ProductionRunner):
         raise BisectError(
             f"{deployment.name}: a runner of type {type(runner).__name__} shows no kernels; bisect needs "
@@ -188,23 +203,34 @@ def find(
     reference = deployment.hf_reference().run(chosen.ids, max(steps, 1) + 1)
     deployment.hf_reference().release()
     truth = Truth(deployment.reference_checkpoint.path, runner.session.config)
-    walk = Walk(truth, runner.device_arithmetic(len(ids)))
-    runner.prepare(len(ids))
+    walk = Walk(truth, runner.device_arithmetic(len(ids)), path)
+    for length in sorted({len(ids), len(other)}):
+        runner.prepare(length)
     layers: dict[str, list[float]] = {}
     with device if device is not None else nullcontext():
         with tapped(runner.session.cache) as tap:
-            record = runner.prefill(np.asarray(ids, np.int64))
-            walk.prefill(tap.take(), ids, runner.kv_cache())
-            walk.logits("prefill", -1, record.logits_at_pred, record.top1_token)
-            layers["prefill"] = layer_cosines(record.layer_intermediates, reference.prefill_layers)
+            try:
+                record = runner.prefill(np.asarray(ids, np.int64))
+            except BadArgument as error:
+                walk.prefill(tap.take(), ids, None)
+                walk.note(loop.wrong_length(error))
+                count = 0
+            else:
+                walk.prefill(tap.take(), ids, runner.kv_cache())
+                walk.logits("prefill", -1, record.logits_at_pred, record.top1_token)
+                layers["prefill"] = layer_cosines(record.layer_intermediates, reference.prefill_layers)
             for step in range(count):
+                if walk.first is not None:
+                    break
                 token, position = reference.fed[step], len(ids) + step
                 probe = runner.decode_step_probed(token, position)
                 walk.decode(tap.take(), token, position, step, runner.kv_cache())
                 shown = probe.record
                 walk.logits("decode", step, shown.lm_head_logits, shown.top1_token)
-                if step == count - 1:
-                    layers["decode"] = layer_cosines(probe.layer_intermediates, reference.decode_layers[step])
+                layers["decode"] = layer_cosines(probe.layer_intermediates, reference.decode_layers[step])
+        if walk.first is None and path != "decode":
+            for row in loop.look(runner, ids, other, reference.fed):
+                walk.note(row)
         rows = [row for row in walk.rows if path is None or row.path == path]
         confirmed = None
         if confirm:

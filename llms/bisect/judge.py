@@ -25,6 +25,11 @@ DISTANCE_FACTOR, DISTANCE_FLOOR = 0.15, 5e-4
 LARGEST_ELEMENT = 0.06
 
 
+SELECTION = "token selection"
+LOOP = (SELECTION, "cache state", "prompt ids", "prompt length")
+"""Names in the place of a kernel's: parts of the host's loop around the layers."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One comparison.
@@ -63,7 +68,8 @@ class Row:
 
 def wide(array: Array) -> Array:
     """bf16 or f32 -> f64."""
-    return np.asarray(array).astype(np.float32).astype(np.float64)
+    values = np.asarray(array)
+    return values if values.dtype == np.float64 else values.astype(np.float32).astype(np.float64)
 
 
 def cosine(a: Array, b: Array) -> float:
@@ -83,15 +89,15 @@ def relative(a: Array, b: Array) -> float:
 
 def compare(device: Array, reference: Array, matched: Array) -> tuple[bool, dict[str, float], str]:
     """Judge one result: (ok, figures for a Row, why not)."""
+    got, want, plain = wide(device), wide(matched), wide(reference)
     figures = {
-        "cosine": cosine(device, reference),
-        "error": relative(device, reference),
-        "expected": relative(matched, reference),
-        "distance": relative(device, matched),
+        "cosine": cosine(got, plain),
+        "error": relative(got, plain),
+        "expected": relative(want, plain),
+        "distance": relative(got, want),
     }
-    if not np.isfinite(wide(device)).all():
+    if not np.isfinite(got).all():
         return False, figures, "values that are not finite"
-    got, want = wide(device), wide(matched)
     size = np.abs(want) + math.sqrt(float(np.mean(want * want))) + 1e-30
     off = np.abs(got - want) / size
     limit = ERROR_FACTOR * figures["expected"] + ERROR_FLOOR

@@ -49,6 +49,7 @@ class SwapRunner(BlockRunner):
     def __init__(self, cache: KernelCache) -> None:
         super().__init__(cache, merged=False)
         self.choose: Choice = lambda name, layer: False
+        self.ran: dict[str, None] = {}
         self._static: dict[tuple[str, int], dict[str, Array]] = {}
 
     def preload(self, name: str, layer: int, static: Mapping[str, Array], pools: Mapping[str, str]) -> None:
@@ -64,6 +65,8 @@ class SwapRunner(BlockRunner):
     ) -> dict[str, Array]:
         values = dict(inputs)
         for program in programs:
+            if layer == 0:
+                self.ran[program.name] = None
             mine = {b.name: np.asarray(values[b.name]) for b in program.buffers if b.role == "input"}
             if self.choose(program.name, layer):
                 values.update(reference(program, {**mine, **self._static.get((program.name, layer), {})}))
@@ -136,6 +139,11 @@ class Unmerged:
         found = min(layer_cosines([{"ffn_out": layer} for layer in layers], wanted))
         return found if np.isfinite(found) else -1.0
 
+    def kernels(self, path: str) -> list[str]:
+        """Kernels of a layer in the order of execution, once the path has run."""
+        runner = self.prefill_run if path == "prefill" else self.decode_run
+        return list(runner.ran)
+
     def close(self) -> None:
         """Release its buffers and contexts."""
         self.session.close()
@@ -189,14 +197,31 @@ def _halves(unmerged: Unmerged, ids: Sequence[int], run: ReferenceRun) -> Confir
             "fp32 reference: no kernel is at fault; look at the host's part, the weights, the configuration"
         )
         return Confirmation("all layers", before, best, False, note)
+
+    def healed(choose: Choice) -> bool:
+        return 1 - unmerged.lowest(path, ids, run, choose) < 0.5 * (1 - before)
+
+    layer = fewest(n, lambda count: healed(lambda name, at: at < count)) - 1
+    after = unmerged.lowest(path, ids, run, lambda name, at: at <= layer)
+    note = (
+        f"{path}: exchanging the kernels of layers 0 to {layer} heals the model, fewer do not: look at layer "
+        f"{layer}"
+    )
+    names = unmerged.kernels(path)
+    if not healed(lambda name, at: at == layer):
+        return Confirmation(
+            f"layer {layer}", before, after, True, f"{note}; layers before it are ill as well"
+        )
+    kernel = names[
+        fewest(len(names), lambda count: healed(lambda name, at: at == layer and name in names[:count])) - 1
+    ]
+    return Confirmation(kernel, before, after, True, f"{note}, at {kernel}")
+
+
+def fewest(n: int, healed: Callable[[int], bool]) -> int:
+    """Smallest count from 1 to n with a true `healed(count)`, by halves; that of n is taken as true."""
     low, high = 0, n
     while high - low > 1:
         middle = (low + high) // 2
-        found = unmerged.lowest(path, ids, run, lambda name, layer, stop=middle: layer < stop)  # type: ignore[misc]
-        low, high = (low, middle) if 1 - found < 0.5 * (1 - before) else (middle, high)
-    after = unmerged.lowest(path, ids, run, lambda name, layer: layer < high)
-    note = (
-        f"{path}: exchanging the kernels of layers 0 to {high - 1} heals the model, fewer do not: "
-        f"look at layer {high - 1}"
-    )
-    return Confirmation(f"layer {high - 1}", before, after, True, note)
+        low, high = (low, middle) if healed(middle) else (middle, high)
+    return high

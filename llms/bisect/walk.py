@@ -16,8 +16,9 @@ from ml_dtypes import bfloat16
 from llms.verify.arithmetic import DeviceArithmetic, PhaseArithmetic
 
 from .checkpoint import ARGUMENTS, Truth
-from .judge import Row, compare, cosine, relative, wide
-from .stages import Expectation, Stages, linear, plain_attention, split_heads
+from .judge import SELECTION, Row, compare, cosine, relative, wide
+from .naming import bits, figure, own_name, reader, result_name, slots
+from .stages import Expectation, Stages, join_heads, linear, plain_attention, split_heads
 from .tap import Call
 
 Array = np.ndarray[Any, Any]
@@ -29,16 +30,40 @@ HOST_LIMIT = 1e-3
 TABLE_LIMIT = 2.0**-8
 
 
+# Layers that are still judged behind the one with the first bad comparison: they show whether it is a fault
+# of one layer or of a kernel wherever it runs. The rest of a walk has nothing to add.
+LAYERS_BEHIND = 2
+
+
 @dataclass
 class Walk:
-    """State of a walk over one prompt: what every layer has put into the KV cache so far."""
+    """State of a walk over one prompt: what every layer has put into the KV cache so far.
+
+    The walk ends a few layers behind the first bad comparison on `path` (None: on any).
+    """
 
     truth: Truth
     arithmetic: DeviceArithmetic
+    path: str | None = None
     rows: list[Row] = field(default_factory=list)
     keys: dict[int, list[Array]] = field(default_factory=dict)
     values: dict[int, list[Array]] = field(default_factory=dict)
     head: list[Array] = field(default_factory=list)
+    first: Row | None = None
+    ended: bool = False
+
+    def note(self, row: Row) -> None:
+        """Add a comparison."""
+        self.rows.append(row)
+        if self.first is None and not row.ok and self.path in (None, row.path):
+            self.first = row
+
+    def ends_at(self, path: str, step: int, layer: int) -> bool:
+        """Whether what comes with this layer has nothing to add."""
+        if self.first is not None:
+            here = (self.first.path, self.first.step) == (path, step)
+            self.ended = not here or layer > self.first.layer + LAYERS_BEHIND
+        return self.ended
 
     def prefill(self, calls: Sequence[Call], ids: Sequence[int], cache: tuple[Array, Array] | None) -> None:
         """Judge the calls of a prefill of `ids`, then the KV cache it left."""
@@ -56,6 +81,8 @@ class Walk:
 
     def logits(self, path: str, step: int, shown: Array, chosen: int) -> None:
         """What the runner hands over is what the LM head put out, finite, and its largest is chosen."""
+        if self.ended:
+            return
         layer = self.truth.config.n_layers
         held = np.concatenate(self.head)[: shown.size] if self.head else np.empty(0)
         problems = []
@@ -65,13 +92,11 @@ class Walk:
             problems.append("logits that are not finite")
         elif int(np.argmax(wide(shown))) != chosen:
             problems.append(f"token {chosen} was chosen, the largest logit is {int(np.argmax(wide(shown)))}")
-        self.rows.append(
-            Row(path, step, layer, "logits", "logits", "host", not problems, note="; ".join(problems))
-        )
+        self.note(Row(path, step, layer, SELECTION, "logits", "host", not problems, note="; ".join(problems)))
 
     def _check_cache(self, pass_: _Pass, cache: tuple[Array, Array] | None, start: int, count: int) -> None:
         """The KV cache holds what the kernels put out, in the right slots."""
-        if cache is None:
+        if cache is None or self.ended:
             return
         for name, held, mine in (("K", cache[0], self.keys), ("V", cache[1], self.values)):
             for layer in range(min(len(held), self.truth.config.n_layers)):
@@ -83,7 +108,7 @@ class Walk:
                     pass_.add(layer, "kv_cache", name, "host", True)
                     continue
                 pass_.add(
-                    layer, "kv_cache", name, "host", False, note=_slots(name, want, np.asarray(held)[layer])
+                    layer, "kv_cache", name, "host", False, note=slots(name, want, np.asarray(held)[layer])
                 )
 
 
@@ -104,12 +129,15 @@ class _Pass:
         self.stages: Stages | None = None
 
     def add(self, layer: int, kernel: str, result: str, kind: str, ok: bool, **more: Any) -> None:
-        self.walk.rows.append(Row(self.path, self.step, layer, kernel, result, kind, ok, **more))
+        self.walk.note(Row(self.path, self.step, layer, kernel, result, kind, ok, **more))
 
     def run(self, calls: Sequence[Call]) -> None:
         for call in calls:
             names = {buffer.name for buffer in call.program.buffers}
             if "norm_w" in names and "x" in call.arguments:
+                self._finish_layer()
+                if self.walk.ends_at(self.path, self.step, self.layer + 1):
+                    return
                 self._next_layer(call)
             if any(name.startswith("logits") for name in names):
                 self._head(call)
@@ -128,7 +156,6 @@ class _Pass:
     # -- layers ------------------------------------------------------------------------------------
 
     def _next_layer(self, call: Call) -> None:
-        self._finish_layer()
         self.layer += 1
         rows = call.arguments["x"].reshape(-1, self.truth.device.emb_dim).shape[0]
         table = self.truth.table(self.position + rows)[self.position :]
@@ -175,13 +202,13 @@ class _Pass:
             else:
                 self._same(call, name, given)
             if not flash:
-                self.known[_own_name(call, name)] = given
+                self.known[own_name(call, name)] = given
 
     def _same(self, call: Call, name: str, given: Array) -> None:
         if name in ("x", "residual"):
             self._stream(call, name, given)
             return
-        wanted = self.known.get(_own_name(call, name))
+        wanted = self.known.get(own_name(call, name))
         if wanted is None:
             self.add(self.layer, call.program.name, name, "host", False, note="given before it was computed")
             return
@@ -199,10 +226,9 @@ class _Pass:
         self._equal(call, name, given, wanted, what)
 
     def _equal(self, call: Call, name: str, given: Array, wanted: Array, what: str = "") -> None:
-        ok = given.size == wanted.size and np.array_equal(_bits(given).ravel(), _bits(wanted).ravel())
+        ok = given.size == wanted.size and np.array_equal(bits(given).ravel(), bits(wanted).ravel())
         note = "" if ok else f"input '{name}' is not {what or f'the {name} that was computed'}"
-        figure = cosine(given, wanted) if given.size == wanted.size else float("nan")
-        self.add(self.layer, call.program.name, name, "host", ok, cosine=figure, note=note)
+        self.add(self.layer, call.program.name, name, "host", ok, cosine=figure(ok, given, wanted), note=note)
 
     def _packed(self, call: Call, name: str, given: Array) -> None:
         assert self.stages is not None
@@ -222,8 +248,8 @@ class _Pass:
         wanted = np.repeat(table, max(1, rows.shape[0] // len(table)), axis=0)
         ok = rows.shape == wanted.shape and bool((np.abs(wide(rows) - wide(wanted)) <= TABLE_LIMIT).all())
         note = "" if ok else f"'{name}' does not hold the checkpoint's angles" + self._other_position(rows)
-        figure = cosine(rows, wanted) if rows.shape == wanted.shape else float("nan")
-        self.add(self.layer, call.label(f"{name[-1]}_roped"), name, kind, ok, cosine=figure, note=note)
+        label, measured = call.label(f"{name[-1]}_roped"), figure(ok, rows, wanted)
+        self.add(self.layer, label, name, kind, ok, cosine=measured, note=note)
 
     def _other_position(self, rows: Array) -> str:
         if self.path != "decode":
@@ -269,7 +295,7 @@ class _Pass:
             return stages.attention(*(self.known[name] for name in names)).reference
         query, keys, values = self._decode_operands()
         out = plain_attention(query, keys, values, causal=False)
-        return _joined(out, self.truth)
+        return join_heads(out, self.truth)
 
     def _decode_operands(self) -> tuple[Array, Array, Array]:
         assert self.stages is not None
@@ -301,7 +327,7 @@ class _Pass:
         for text, (k, v) in guesses.items():
             if (
                 k.shape[1]
-                and relative(rows, _joined(plain_attention(query, k, v, causal=False), self.truth))
+                and relative(rows, join_heads(plain_attention(query, k, v, causal=False), self.truth))
                 <= 2 * HOST_LIMIT
             ):
                 return f"; {text}"
@@ -312,7 +338,7 @@ class _Pass:
     def _statics(self, call: Call) -> None:
         assert self.stages is not None
         for name, held in call.static.items():
-            kernel = _reader(call, name)
+            kernel = reader(call, name)
             if name in ("table_q", "table_k"):
                 self._table(call, name, held, "static")
                 continue
@@ -321,10 +347,10 @@ class _Pass:
             if wanted is None:
                 continue
             laid_out = wanted.T if self.path == "prefill" and wanted.ndim == 2 else wanted[..., columns]
-            ok = held.shape == laid_out.shape and np.array_equal(_bits(held), _bits(laid_out))
+            ok = held.shape == laid_out.shape and np.array_equal(bits(held), bits(laid_out))
             note = "" if ok else f"argument '{name}' is not {key} of the checkpoint{self._whose(held, key)}"
-            figure = cosine(held, laid_out) if held.shape == laid_out.shape else float("nan")
-            self.add(self.layer, kernel, name, "static", ok, cosine=figure, note=note)
+            measured = figure(ok, held, laid_out)
+            self.add(self.layer, kernel, name, "static", ok, cosine=measured, note=note)
 
     def _weight_of(self, name: str) -> tuple[str, slice]:
         """Weight that a static argument holds, and which of its columns (`w_down1`: the second slice)."""
@@ -342,7 +368,7 @@ class _Pass:
                 for laid_out, how in ((natural, ""), (natural.T, ", transposed")):
                     if laid_out.shape != held.shape or (layer, name) == (self.layer, key):
                         continue
-                    if np.array_equal(_bits(held), _bits(laid_out)):
+                    if np.array_equal(bits(held), bits(laid_out)):
                         return f": it holds {name} of layer {layer}{how}"
         return ""
 
@@ -352,7 +378,7 @@ class _Pass:
         assert self.stages is not None
         for launch in call.program.launches:
             buffer = dict(launch.operands)["out"].buffer
-            name = _result_name(call, launch, buffer)
+            name = result_name(call, launch, buffer)
             if buffer not in call.arguments:
                 continue
             result = call.arguments[buffer]
@@ -415,49 +441,3 @@ class _Pass:
         out = np.zeros(size, dtype=bfloat16)
         out[: x.size] = (x * scale * wide(self.truth.weights.final_norm)).astype(np.float32).astype(bfloat16)
         return out
-
-
-def _joined(out: Array, truth: Truth) -> Array:
-    from .stages import join_heads
-
-    return join_heads(out, truth)
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).view(np.uint16)
-
-
-def _own_name(call: Call, name: str) -> str:
-    """`normed` is two things: the input of Q, K and V, and that of the feed-forward part."""
-    if name != "normed":
-        return name
-    names = {buffer.name for buffer in call.program.buffers}
-    return "attn_normed" if names & {"wq", "wk", "wv", "norm_w"} else "ffn_normed"
-
-
-def _result_name(call: Call, launch: Any, buffer: str) -> str:
-    if buffer != "normed":
-        return buffer
-    weight = dict(launch.operands).get("w")
-    return "attn_normed" if weight is not None and weight.buffer == "norm_w" else "ffn_normed"
-
-
-def _reader(call: Call, name: str) -> str:
-    """Label of the launch that reads a buffer."""
-    for launch in call.program.launches:
-        operands = dict(launch.operands)
-        if any(ref.buffer == name for key, ref in operands.items() if key != "out"):
-            return call.label(operands["out"].buffer)
-    return call.program.name
-
-
-def _slots(name: str, want: Array, held: Array) -> str:
-    """What is wrong with the slots of one layer: [kv_heads, n, d] against [kv_heads, max_seq, d]."""
-    n = want.shape[1]
-    if held.ndim != 3 or held.shape[0] != want.shape[0] or held.shape[1] < n:
-        return f"the {name} cache is {held.shape}, {want.shape} were computed"
-    wrong = np.flatnonzero((want != held[:, :n]).any(axis=(0, 2)))
-    slot = int(wrong[0])
-    hits = np.flatnonzero((held == want[:, slot : slot + 1]).all(axis=(0, 2)))
-    found = f", it is in slot {hits[0]}" if hits.size else ""
-    return f"{name} of position {slot} is not in its slot{found} ({wrong.size} of {n} positions wrong)"

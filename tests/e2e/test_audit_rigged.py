@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,20 @@ import pytest
 from llms import audit
 
 RIGGED = Path(__file__).resolve().parents[1] / "data" / "rigged"
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[audit.AuditOutcome, Path]]:
+    """Audit a rigged folder once, without the ladder."""
+    done: dict[str, tuple[audit.AuditOutcome, Path]] = {}
+
+    def find(name: str) -> tuple[audit.AuditOutcome, Path]:
+        if name not in done:
+            out = tmp_path_factory.mktemp(name)
+            done[name] = (audit.in_fresh_process(RIGGED / name, out=out, ladder=False), out)
+        return done[name]
+
+    return find
 
 
 @pytest.mark.slow
@@ -23,17 +38,29 @@ RIGGED = Path(__file__).resolve().parents[1] / "data" / "rigged"
         ("forked", "production", "run_npu_prefill was called 0 times"),
         ("fp32_reference", "reference", "its live parameters are float32, not bfloat16"),
         ("weakened_k", "judge", "it passes the sixth best token"),
+        ("weakened_k", "integrity", "llms.verify.gates:judge (now lenient of verify_adapter.py)"),
+        ("tokens_only", "production", "no program was started on the device"),
+        ("pytest_path", "production", "run_npu_prefill was called 0 times"),
+        ("discards", "production", "step 0 is not what the production function returned"),
+        ("other_weights", "reference", "1 tensors differ from the checkpoint's"),
+        ("patched_clock", "integrity", "TwinClock.now (now slow_now of verify_adapter.py)"),
+        ("loose_limits", "integrity", "Limit.exceeded (now never of verify_adapter.py)"),
+        ("record", "production", "first run: run_npu_prefill was called 0 times"),
+        ("f32_arithmetic", "reference", "of its logits are those of a bf16 model"),
+        ("patched_production", "integrity", "run_npu_prefill is not the one of the source"),
     ],
 )
-def test_rigged_adapter_is_found_out(name: str, question: str, reason: str, tmp_path: Path) -> None:
-    outcome = audit.in_fresh_process(RIGGED / name, out=tmp_path, ladder=False)
+def test_rigged_adapter_is_found_out(
+    name: str, question: str, reason: str, audited: Callable[[str], tuple[audit.AuditOutcome, Path]]
+) -> None:
+    outcome, folder = audited(name)
     assert not outcome.ok
     assert outcome.payload["verdict"] == "FAIL", outcome.message
     found = {f["key"]: f for f in outcome.payload["findings"]}
     assert found[question]["status"] == "FAIL", outcome.payload
     assert reason in found[question]["evidence"], found[question]
     assert reason in outcome.message
-    assert "FAIL" in (tmp_path / "evaluation_report.md").read_text().splitlines()[0]
+    assert "FAIL" in (folder / "evaluation_report.md").read_text().splitlines()[0]
 
 
 @pytest.mark.slow
@@ -44,7 +71,15 @@ def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
     assert {f["key"] for f in outcome.payload["findings"] if f["status"] == "WARN"} == {"checkpoint"}
     assert {rung["status"] for rung in outcome.payload["ladder"]} == {"passed"}
     text = (tmp_path / "evaluation_report.md").read_text()
-    for part in ("# Evaluation of honest: PASS-with-warnings", "## Findings", "## Measured", "## Reproduce"):
+    for part in (
+        "# Evaluation of honest: PASS-with-warnings",
+        "| token-set gate | 1 of 1 prompts pass;",
+        "| ladder | 7 of 7 rungs pass; nearest to its limit: ",
+        "| planted faults | 3 of 3 make the gates fail |",
+        "## Questions and answers",
+        "## What this does not show",
+        "## Reproduce",
+    ):
         assert part in text
     assert len(text.split()) < 900
     page = (tmp_path / "evaluation_report.html").read_text()

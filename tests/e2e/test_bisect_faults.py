@@ -78,15 +78,6 @@ def test_clean(qwen2: Deployment) -> None:
     assert {row.layer for row in report.rows} == {0, 1, 2, 3}
 
 
-def test_rope_interleaved_in_the_artefact(qwen2: Deployment) -> None:
-    with rewrite(lambda item: replace(item, method="interleaved") if item.op == "rope" else item):
-        report = find(qwen2)
-    assert first(report) == ("rope_q", 0, "prefill")
-    assert report.confirmed is not None
-    assert not report.confirmed.healed  # rope of K is wrong as well
-    assert any(row.kernel.endswith("rope_k") for row in report.bad)
-
-
 @pytest.mark.slow
 def test_rope_interleaved_in_the_builder(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     def turned(block: Any) -> Any:
@@ -120,28 +111,6 @@ def test_rope_table_of_another_theta(qwen2: Deployment, monkeypatch: pytest.Monk
     assert "angles" in report.verdict
 
 
-def test_gqa_map_of_the_attention_kernel(qwen2: Deployment) -> None:
-    def tile(views: Mapping[str, Any]) -> None:
-        q, k, v = (f32(views[name]) for name in "qkv")
-        rows, d = q.shape[0], 64
-        out = np.empty((rows, 4, d), np.float32)
-        hidden = np.triu(np.ones((rows, rows), bool), 1)
-        for head in range(4):
-            queries, kv = q[:, head * d : (head + 1) * d], head % 2
-            scores = queries @ k[:, kv * d : (kv + 1) * d].T / 8
-            scores[hidden] = -np.inf
-            weight = np.exp(scores - scores.max(1, keepdims=True))
-            out[:, head] = weight @ v[:, kv * d : (kv + 1) * d] / weight.sum(1, keepdims=True)
-        store(views["out"], out)
-
-    with corrupt("attn", tile) as fault:
-        report = find(qwen2)
-    assert fault.hits
-    assert first(report) == ("attn", 0, "prefill")
-    assert report.confirmed is not None
-    assert report.confirmed.healed, report.confirmed.note
-
-
 @pytest.mark.slow
 def test_gqa_map_of_the_hosts_attention(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = host_ops.decode_attention
@@ -154,51 +123,6 @@ def test_gqa_map_of_the_hosts_attention(qwen2: Deployment, monkeypatch: pytest.M
     report = find(qwen2, path="decode")
     assert first(report) == ("decode_attention_cpu", 0, "decode")
     assert "GQA" in report.verdict
-
-
-@pytest.mark.slow
-def test_low_precision_down_projection(qwen2: Deployment) -> None:
-    def lower(item: Launch) -> Launch:
-        if item.name != "down_gemm":
-            return item
-        operands = {key: value for key, value in item.operands.items() if key != "scratch"}
-        return replace(item, method="direct", operands=operands)
-
-    with rewrite(lower) as fault:
-        report = find(qwen2, path="prefill")
-    assert fault.hits
-    assert first(report) == ("down_gemm", 0, "prefill")
-
-
-@pytest.mark.slow
-def test_corrupted_k_tiling_of_one_layer(qwen2: Deployment) -> None:
-    """The last tile along K is left out."""
-
-    def drop(views: Mapping[str, Any]) -> None:
-        a, b = f32(views["a"]), f32(views["b"])
-        store(views["out"], a[:, :-32] @ b[:-32])
-
-    with corrupt("k_gemm", drop, layer=LAYER) as fault:
-        report = find(qwen2, path="prefill")
-    assert fault.hits
-    assert first(report) == ("k_gemm", LAYER, "prefill")
-    assert {row.layer for row in report.bad} == {LAYER}
-
-
-@pytest.mark.slow
-def test_gate_and_up_weights_swapped(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = session.load_weights
-
-    def swapped(*args: Any) -> Any:
-        weights = right(*args)
-        layer = weights.layers[LAYER]
-        layer.w_gate, layer.w_up = layer.w_up, layer.w_gate
-        return weights
-
-    monkeypatch.setattr(session, "load_weights", swapped)
-    report = find(qwen2)
-    assert first(report) == ("gate_gemm", LAYER, "prefill")
-    assert f"holds w_up of layer {LAYER}" in report.verdict
 
 
 @pytest.mark.slow
@@ -221,11 +145,10 @@ def test_gate_and_up_buffers_swapped_in_the_builder(
     assert first(report) == ("silu_mul", 0, "decode")
 
 
-@pytest.mark.parametrize("rows", [slice(64, 96), slice(7, 8)])
-def test_bad_decode_gemv(qwen2: Deployment, rows: slice) -> None:
+def test_one_wrong_element_of_a_decode_gemv(qwen2: Deployment) -> None:
     def spoil(views: Mapping[str, Any]) -> None:
         values = f32(views["out"]).reshape(-1)
-        values[rows] = values[rows] * 1.5 + 0.05
+        values[7] = values[7] * 1.5 + 0.05
         store(views["out"], values)
 
     with corrupt("up_gemv", spoil, layer=2):
@@ -301,10 +224,9 @@ def test_norm_weight_plus_one(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "says"), [("nan_at_step_3", "finite"), ("late_decode_fault", "step 1")])
-def test_fault_of_a_later_step(qwen2: Deployment, name: str, says: str) -> None:
-    with faults.find(name).plant():
+def test_fault_of_a_later_step(qwen2: Deployment) -> None:
+    with faults.find("late_decode_fault").plant():
         report = find(qwen2, path="decode", steps=12)
     assert report.offender is not None
     assert report.offender.step >= 2
-    assert says in report.verdict
+    assert "step 1" in report.verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -39,9 +40,10 @@ def main() -> None:
 
 
 def _guarded(work: Callable[[], int]) -> None:
-    """Run a command; its errors are one line on stderr and an exit code."""
+    """Run a command; its errors are one line on stderr and an exit code. SIGTERM ends it like Ctrl-C."""
     from .deploy.errors import INTERRUPTED, DeployError
 
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = work()
     except DeployError as error:
@@ -50,6 +52,8 @@ def _guarded(work: Callable[[], int]) -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         code = INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     raise typer.Exit(code)
 
 

@@ -126,7 +126,8 @@ def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold
     registry = registry_of(folder)
     if not local:
         rows.check_writable(registry)
-    stage = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".part", dir=folder.parent))
+    _clear_stages(folder.parent)
+    stage = Path(tempfile.mkdtemp(prefix=f".{name}.{os.getpid()}.", suffix=".part", dir=folder.parent))
     try:
         swept_into = stage / "kernel_registry" if local else registry
         sequence = generic_sequence()
@@ -156,6 +157,14 @@ def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold
     from llms.llama_kernel_builder.device_config import deviations
 
     return Scaffold(name, folder, swept, tuple(deviations(candidate.config)))
+
+
+def _clear_stages(parent: Path) -> None:
+    """Remove what a command that was killed has left: a stage whose process is gone."""
+    for stage in parent.glob(".*.part"):
+        pid = stage.name.split(".")[-3] if stage.name.count(".") >= 4 else ""
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(stage, ignore_errors=True)
 
 
 def copy_tests(target: Path) -> None:

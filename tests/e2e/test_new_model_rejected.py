@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +126,15 @@ CASES: dict[str, tuple[str, Spoil, int, str]] = {
         SCOPE,
         "rope type 'yarn'",
     ),
+    "dynamic": (
+        "llama32_1b",
+        config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        SCOPE,
+        "rope type 'dynamic'",
+    ),
+    "half-rotary": ("llama32_1b", config(partial_rotary_factor=0.5), SCOPE, "partial_rotary_factor 0.5"),
+    "mlp-bias": ("llama32_1b", config(mlp_bias=True), SCOPE, "mlp_bias is set"),
+    "gelu": ("llama32_1b", config(hidden_act="gelu"), SCOPE, "SwiGLU needs silu"),
     "quantised": (
         "llama32_1b",
         config(quantization_config={"quant_method": "gptq"}),
@@ -224,3 +237,30 @@ def test_a_failure_while_the_folder_is_staged_leaves_nothing(
             catch_exceptions=False,
         )
     assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_command_that_is_ended_leaves_no_folder_for_the_next(name: str, tmp_path: Path) -> None:
+    """SIGKILL leaves a hidden stage, which the next `new` into that folder removes."""
+    into, checkpoint = tmp_path / "m", TINY / "qwen2" / "tiny"
+    command = [sys.executable, "-m", "llms.deploy", "new", str(checkpoint), "--into", str(into)]
+    ended = subprocess.Popen(
+        [*command, "--name", "one"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # shells may turn it off
+    )
+    while ended.poll() is None and not (into.is_dir() and list(into.glob(".one.*.part"))):
+        time.sleep(0.01)
+    ended.send_signal(getattr(signal, name))
+    _, text = ended.communicate(timeout=60)
+    left = sorted(path.name for path in into.iterdir())
+    if name == "SIGKILL":
+        assert ended.returncode == -signal.SIGKILL
+        assert [path.startswith(".one.") for path in left] == [True]
+        assert invoke("new", str(checkpoint), "--into", str(into), "--name", "two")[0] == 0
+        assert [path.name for path in into.iterdir()] == ["two"]
+    else:
+        assert (ended.returncode, text) == (errors.INTERRUPTED, "interrupted\n")
+        assert left == []

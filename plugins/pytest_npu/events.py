@@ -16,6 +16,7 @@ deployment          checkpoint ({label, kind, path, content_hash}), config, fold
 collected           tests (list of {nodeid, phase, perf}), replaces an earlier one of the same worker
 deselected          nodeids, reason
 collect_error       nodeid, longrepr
+worker              worker, host, pid
 test_start          nodeid, phase, worker, hang_limit_s
 test_phase          nodeid, when (setup|call|teardown), outcome (passed|failed|skipped|rerun), duration_s,
                     longrepr, sections, wasxfail, blocked_by, lock_wait_s, device_s, worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from .models import fixture_names, is_ours, is_perf_test, model_name, uses_devic
 from .options import NpuOptions
 from .phase_gate import PhaseGate
 from .phases import order_by_phase, phase_label, phase_of
+from .preflight import run_preflight
 from .runlogs import RunLogs
 from .state import NpuState, Role, TestInfo
 from .syrupy_bridge import keep_snapshots
@@ -74,8 +76,8 @@ def require_device(state: NpuState) -> None:
     """With `--npu`: end the run with exit code 4 when this process cannot use an NPU."""
     if _only_asks(state.config) or state.device.poisoned() is not None:
         return
-    if state.role is Role.CONTROLLER and any(spec != "popen" for spec in state.config.getoption("tx")):
-        return  # workers on other hosts have NPUs of their own
+    if state.role is Role.CONTROLLER and xdist_bridge.has_other_hosts(state.config):
+        return  # workers on other hosts have NPUs of their own, and ask for them there
     state.device.require()
 
 
@@ -97,6 +99,7 @@ def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
         return
     state.activate()
     if state.role is Role.WORKER:
+        _introduce_worker(state)
         _deselect_perf_tests(state, items, ours)
     if state.config.getoption("benchmark_only", False):
         _keep_perf_tests_only(state, items, ours)
@@ -133,6 +136,15 @@ def _hang_limit(item: pytest.Item, mark: pytest.Mark) -> float:
     if not isinstance(seconds, (int, float)) or seconds < 0:
         raise pytest.UsageError(f"{item.nodeid}: npu_hang_timeout needs a number of seconds, not {seconds!r}")
     return float(seconds)
+
+
+def _introduce_worker(state: NpuState) -> None:
+    """Tell the controller where this is; on another host, after the checks of that host."""
+    host = platform.node()
+    state.emit("worker", worker=state.worker_id, host=host, pid=os.getpid())
+    if host != xdist_bridge.worker_settings(state.config).get("host", host):
+        facts = run_preflight(state.config, state.device)
+        state.emit("preflight", facts=[{**fact, "name": f"{host}: {fact['name']}"} for fact in facts])
 
 
 def _keep_perf_tests_only(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,11 +56,19 @@ def worker_settings(config: pytest.Config) -> dict[str, Any]:
 
 def _workers_on_host(config: pytest.Config, spec: Any) -> int:
     """How many workers of this run share a host with the gateway of `spec`; they share its cores."""
+    return max(1, sum(_host_of(other) == _host_of(spec) for other in _specs(config)))
+
+
+def has_other_hosts(config: pytest.Config) -> bool:
+    """True when a worker of this run is on another host."""
+    return any(_host_of(spec) for spec in _specs(config))
+
+
+def _specs(config: pytest.Config) -> list[Any]:
     from execnet import XSpec
     from xdist.workermanage import parse_tx_spec_config
 
-    specs = [XSpec(text) for text in parse_tx_spec_config(config)]
-    return max(1, sum(_host_of(other) == _host_of(spec) for other in specs))
+    return [XSpec(text) for text in parse_tx_spec_config(config)]
 
 
 def _host_of(spec: Any) -> str:
@@ -78,7 +87,7 @@ class XdistHooks:
         state = self._state
         channel = node.gateway.newchannel()
         channel.setcallback(lambda text: state.receive(json.loads(text)))
-        settings: dict[str, Any] = {"failed_phases": state.gate.export()}
+        settings: dict[str, Any] = {"failed_phases": state.gate.export(), "host": platform.node()}
         if state.control is not None:
             settings["control"] = str(state.control)
         node.workerinput[EXPECTED_KEY] = self._ours
@@ -86,6 +95,16 @@ class XdistHooks:
             settings["workers_here"] = _workers_on_host(state.config, node.gateway.spec)
         node.workerinput[CHANNEL_KEY] = channel
         node.workerinput[SETTINGS_KEY] = json.dumps(settings)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController, error: object) -> None:
+        """End a run that a worker refused, instead of starting that worker again and again.
+
+        A host without a usable NPU is the usual reason; `pytest_testnodedown` of pytest-xdist.
+        """
+        _, found, reason = str(error or "").rpartition("UsageError: ")
+        if found and self._ours:
+            raise pytest.UsageError(f"worker {node.gateway.id}: {reason.strip()}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

@@ -130,17 +130,81 @@ def test_reruns_of_the_user_count_once_in_every_report(suite):
     assert suite.results()["tests"][0]["reruns"] == 1
 
 
-def test_local_gateways_in_the_form_of_remote_ones(suite):
+GATEWAYS = {
+    "several hosts": ("--tx=popen//id=host1", "--tx=popen//id=host2"),
+    "as on one host": ("--tx=2*popen",),
+}
+
+
+@pytest.mark.parametrize("tx", GATEWAYS.values(), ids=GATEWAYS)
+def test_local_gateways_in_the_form_of_remote_ones(suite, tx):
     """`--tx` as for several hosts; results of all gateways come together on the controller."""
     pytest.importorskip("xdist")
     suite.model("one", a="def test_x(npu_record): npu_record('where', os.getcwd())")
     suite.model("two", a="def test_x(npu_record): npu_record('where', os.getcwd())")
-    result = suite.spawn("--dist=load", "--tx=popen//id=host1", "--tx=popen//id=host2", plugins="xdist")
+    result = suite.spawn("--dist=load", *tx, plugins="xdist")
     result.assert_outcomes(passed=2)
-    workers = {
+    ran = [
         event["worker"]
         for name in ("one", "two")
         for event in suite.events(name)
         if event["event"] == "test_start"
-    }
-    assert workers == {"host1", "host2"}
+    ]
+    expected = {"host1", "host2"} if len(tx) == 2 else {"gw0", "gw1"}
+    assert set(ran) == expected
+    assert suite.results("one")["workers"].keys() == expected
+    assert f"{ran[0]} on " in (suite.runs("one")[-1] / "report.html").read_text()
+
+
+def test_gateway_in_another_folder_with_its_own_lock_file(suite, monkeypatch, tmp_path):
+    """Two NPUs: each gateway has its own lock, so nobody waits for the other's device."""
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("STAND_IN_SILICON", "1")
+    work = """
+def test_x(npu_device, npu_lock):
+    with npu_lock:
+        time.sleep(1)
+"""
+    suite.model("one", a=work)
+    suite.model("two", a=work)
+    tx = [f"--tx=popen//id=host{n}//env:NPU_LOCK_FILE={tmp_path / str(n)}" for n in (1, 2)]
+    result = suite.spawn("--npu", "--no-npu-supervise", "--dist=load", *tx, plugins="xdist")
+    result.assert_outcomes(passed=2)
+    waits = [suite.results(name)["tests"][0]["lock_wait_s"] for name in ("one", "two")]
+    assert max(waits) < 0.5
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+
+
+def test_gateway_without_a_device_says_so(suite, monkeypatch):
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("STAND_IN_SILICON", "1")
+    suite.model(a="def test_x(npu_device): pass")
+    tx = "--tx=popen//id=host1//env:STAND_IN_SILICON="
+    result = suite.spawn("--npu", "--no-npu-supervise", "--dist=load", tx, plugins="xdist")
+    assert result.ret == 4  # pytest-xdist alone starts such a worker again without end
+    result.stderr.fnmatch_lines(["*worker host1: --npu: no usable NPU: pyxrt cannot be imported.*"])
+
+
+def test_checks_of_another_host_are_in_the_report(suite, monkeypatch):
+    """A worker that believes to be elsewhere checks its own host, and its findings name it."""
+    pytest.importorskip("xdist")
+    conftest = suite.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + """
+import platform
+if os.environ.get("PYTEST_XDIST_WORKER") == "host2":
+    platform.node = lambda: "strix-08"
+def pytest_npu_preflight(device):
+    return [{"name": "firmware", "value": os.environ.get("PYTEST_XDIST_WORKER", "controller"), "ok": None,
+             "remedy": ""}]
+"""
+    )
+    suite.model("one", a="def test_x(): pass")
+    suite.model("two", a="def test_x(): pass")
+    tx = ("--tx=popen//id=host1", "--tx=popen//id=host2")
+    suite.spawn("--dist=load", *tx, plugins="xdist").assert_outcomes(passed=2)
+    facts = {fact["name"]: fact["value"] for fact in suite.results("one")["preflight"]}
+    assert facts["firmware"] == "controller"
+    assert facts["strix-08: firmware"] == "host2"
+    assert suite.results("one")["workers"]["host2"] == "strix-08"

@@ -243,7 +243,7 @@ def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
     path = tmp_path / "x"
     atomic_write(path, "old")
 
-    def fail(self, data, encoding):
+    def fail(self, data, **how):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", fail)

@@ -120,6 +120,8 @@ class RunReport:
     interrupts: list[str] = field(default_factory=list)
     #: Measurements that became slower, or that cannot be compared with the saved ones: nodeid, phase, reason.
     regressions: list[dict[str, Any]] = field(default_factory=list)
+    #: Host of every worker of pytest-xdist, by worker id.
+    workers: dict[str, str] = field(default_factory=dict)
     poisoned: str = ""
 
     @property
@@ -377,6 +379,7 @@ _HANDLERS = {
     "lock": lambda report, event: report.locks.append(event),
     "retry": lambda report, event: report.retries.append(event),
     "crash": _on_crash,
+    "worker": lambda report, event: report.workers.update({str(event["worker"]): str(event["host"])}),
     "regression": lambda report, event: report.regressions.append(event),
     "poisoned": _on_poisoned,
     "interrupt": _on_interrupt,

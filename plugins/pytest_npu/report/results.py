@@ -29,6 +29,7 @@ def results_of(report: RunReport, run: str) -> dict[str, Any]:
             key: session.get(key)
             for key in ("host", "python", "platform", "versions", "argv", "rootdir", "options")
         },
+        "workers": report.workers,
         "preflight": report.preflight,
         "counts": report.counts,
         "phases": [

@@ -467,6 +467,7 @@ def environment_rows(report: RunReport) -> list[tuple[str, str]]:
         ("checkpoint hash", str(checkpoint.get("content_hash") or "")),
         ("variant", str(report.deployment.get("variant") or "")),
         ("host", str(session.get("host") or "")),
+        ("workers", ", ".join(f"{worker} on {host}" for worker, host in sorted(report.workers.items()))),
         ("platform", str(session.get("platform") or "")),
         ("Python", str(session.get("python") or "")),
         (

@@ -270,8 +270,17 @@ def _grouped(model: Any) -> bool:
     return bool(1 < config.n_kv_heads < config.n_heads)
 
 
+def _grouped_on_device(model: Any) -> bool:
+    return _grouped(model) and _device_attention(model)
+
+
 def _wide_heads(model: Any) -> bool:
     return bool(model.config().head_dim >= 128)
+
+
+def _device_attention(model: Any) -> bool:
+    """A head size with an attention kernel; the host attends for others."""
+    return bool(model.config().head_dim in (64, 128))
 
 
 def _bf16_gemm(method: str) -> Test:
@@ -352,31 +361,38 @@ FAULTS: tuple[Fault, ...] = (
     _silent(
         "B2", "attention_object", "attention object of other sizes: constants, no soft-max", _ATTENTION,
         lambda: after(is_op("flash_attention"), _unnormalised), "flash_attention",
+        applies=_device_attention, where="heads of 64 or 128, which attend on the device",
     ),
     _refused(
         "B3", "attention_loop_omitted", "hang", "attention built without its infinite loop", _ATTENTION,
         lambda: where(is_op("flash_attention"), with_attrs(omit_infinite_loop=True)),
+        applies=_device_attention, where="heads of 64 or 128, which attend on the device",
     ),
     _refused(
         "B4", "attention_rows", "hang", "attention with 32 instead of 64 rows per core", _ATTENTION,
         lambda: where(is_op("flash_attention"), _narrow),
+        applies=_device_attention, where="heads of 64 or 128, which attend on the device",
     ),
     _silent(
         "B5", "mask_off_by_one", "causal mask one late at block edges", _ATTENTION,
         lambda: after(is_op("flash_attention"), _mask_late), "flash_attention",
+        applies=_device_attention, where="heads of 64 or 128, which attend on the device",
     ),
     _silent(
         "B6", "attention_heads_tiled", "attention meets KV head h mod kv_heads", _ATTENTION,
         lambda: after(is_op("flash_attention"), _tiled_heads), "flash_attention",
-        applies=_grouped, where="more than one KV head, fewer than query heads",
+        applies=_grouped_on_device,
+        where="more than one KV head, fewer than query heads, heads of 64 or 128, which attend on the device",
     ),
     _silent(
         "B7", "no_causal_mask", "prefill attention without its mask", _ATTENTION,
         lambda: where(is_op("flash_attention"), with_attrs(causal=False)), "flash_attention",
+        applies=_device_attention, where="heads of 64 or 128, which attend on the device",
     ),
     _silent(
         "B8", "attention_sporadic_nan", "a NaN in one of eight attention launches, seeded",
         _ATTENTION, _sporadic_nan, expected="phase3", kind="nan",
+        applies=_device_attention, where="heads of 64 or 128, which attend on the device",
     ),
     _silent(
         "C8", "write_not_synced", "what the host writes does not reach the device", "XRT 2.25.0, bo::sync",

@@ -55,7 +55,7 @@ def create_state(config: pytest.Config) -> NpuState:
         gate.restore(settings.get("failed_phases", {}))
         if "workers_here" in settings:
             cap_threads((os.cpu_count() or 1) // int(settings["workers_here"]))
-        sink = xdist_bridge.worker_sink(config) or _NoSink()
+        sink = xdist_bridge.worker_sink(config, gate) or _NoSink()
     elif link is not None:
         sink = link.sink
     elif _only_asks(config):

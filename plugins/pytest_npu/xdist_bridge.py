@@ -22,6 +22,8 @@ from .supervised import why_ended
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
+    from .phase_gate import PhaseGate
+
 CHANNEL_KEY = "npu_channel"
 SETTINGS_KEY = "npu_settings"
 
@@ -39,12 +41,17 @@ class ChannelSink:
             self._channel.send(json.dumps({**event, "worker": self._worker_id}, default=str))
 
 
-def worker_sink(config: pytest.Config) -> ChannelSink | None:
-    """The sink of a worker whose controller runs this plugin, else None."""
+def worker_sink(config: pytest.Config, gate: PhaseGate) -> ChannelSink | None:
+    """The sink of a worker whose controller runs this plugin, else None.
+
+    The controller sends back which phases failed when a test took another worker down.
+    """
     workerinput = getattr(config, "workerinput", None)
     if not workerinput or CHANNEL_KEY not in workerinput:
         return None
-    return ChannelSink(workerinput[CHANNEL_KEY], str(workerinput["workerid"]))
+    channel = workerinput[CHANNEL_KEY]
+    channel.setcallback(lambda text: gate.restore(json.loads(text)))
+    return ChannelSink(channel, str(workerinput["workerid"]))
 
 
 def worker_settings(config: pytest.Config) -> dict[str, Any]:
@@ -81,6 +88,7 @@ class XdistHooks:
     def __init__(self, state: NpuState) -> None:
         self._state = state
         self._ours = state.is_expected()
+        self._channels: list[Any] = []
 
     def pytest_configure_node(self, node: WorkerController) -> None:
         """Give the worker a channel for its events; `pytest_configure_node` of pytest-xdist."""
@@ -93,8 +101,19 @@ class XdistHooks:
         node.workerinput[EXPECTED_KEY] = self._ours
         if self._ours:
             settings["workers_here"] = _workers_on_host(state.config, node.gateway.spec)
+        self._channels.append(channel)
         node.workerinput[CHANNEL_KEY] = channel
         node.workerinput[SETTINGS_KEY] = json.dumps(settings)
+
+    def _note_death(self, nodeid: str) -> None:
+        """A test took its worker down: no other worker may run later phases of that model either."""
+        info = self._state.tests.get(nodeid)
+        if info is None:
+            return
+        self._state.gate.note_failure(info.model, info.phase, nodeid)
+        for channel in self._channels:
+            with contextlib.suppress(OSError):
+                channel.send(json.dumps(self._state.gate.export()))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: WorkerController, error: object) -> None:
@@ -115,7 +134,7 @@ class XdistHooks:
 
         from .work_order import LongestFirst, known_durations
 
-        state = self._state
+        state, hooks = self._state, self
 
         class ModelScheduling(LoadScopeScheduling):  # type: ignore[misc]
             """Tests of one model form one unit of work; other tests are units of their own."""
@@ -142,6 +161,7 @@ class XdistHooks:
                     return None
                 unit, crashed = open_tests[0]
                 unit[crashed] = True
+                hooks._note_death(str(crashed))  # before another worker gets the rest of the unit
                 super().remove_node(node)
                 return str(crashed)
 
@@ -168,7 +188,7 @@ class XdistHooks:
             cause=str(report.longrepr),
             detail="",
         )
-        self._state.gate.note_failure(info.model, info.phase, crashitem)
+        self._note_death(crashitem)
 
 
 def register(state: NpuState) -> None:

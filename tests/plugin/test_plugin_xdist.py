@@ -80,6 +80,22 @@ def test_plain(): pass
     result.stdout.fnmatch_lines(["FAIL: 1 crashed, 2 passed, 1 blocked"])
 
 
+def test_death_of_one_worker_blocks_later_phases_on_a_worker_that_runs_already(suite):
+    dies = "".join(
+        f"@pytest.mark.phase{n}\ndef test_{n}(): {'os._exit(1)' if n == 1 else 'time.sleep(0.2)'}\n"
+        for n in range(1, 5)
+    )
+    suite.model("one", a="@pytest.mark.phase0\ndef test_0(): time.sleep(0.5)\n" + dies)
+    suite.model("two", a="".join(f"def test_{n}(): time.sleep(0.4)\n" for n in range(5)))
+    suite.spawn("-n", "2", plugins="xdist")
+    assert suite.outcomes("one") == {
+        "test_0": "passed",
+        "test_1": "crashed",
+        **dict.fromkeys(("test_2", "test_3", "test_4"), "blocked"),
+    }
+    assert set(suite.outcomes("two").values()) == {"passed"}
+
+
 def test_performance_tests_are_deselected_with_the_reason(suite):
     suite.model(a="def test_perf(npu_benchmark): pass\ndef test_other(): pass")
     result = suite.spawn("-n", "1", plugins="xdist")

@@ -11,6 +11,7 @@ from kernel_registry import store
 from kernel_registry.measure import TwinMeasurer
 from kernel_registry.registry_lookup import DIMS, usable
 from kernel_registry.shapes import Request
+from kernel_registry.sweep import ranked
 
 COMMAND = "python -m kernel_registry sweep --stale"
 _ROUNDED_US = 0.01
@@ -60,11 +61,30 @@ def request_of(row: Mapping[str, Any]) -> Request:
     )
 
 
+def outranked(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows of requests of which no row has the configuration that a sweep on the twin would choose now."""
+    groups: dict[Request, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if usable(row):
+            groups.setdefault(request_of(row), []).append(row)
+    found: list[Mapping[str, Any]] = []
+    for request, members in groups.items():
+        if all(row["provenance"] == "twin" for row in members):
+            best, _ = ranked(request, TwinMeasurer())[0]
+            chosen = (best.method, dict(best.tile), best.herd)
+            if all((r["method"], r["tile"], tuple(r["herd"])) != chosen for r in members):
+                found += members
+    return found
+
+
 def stale_requests(root: Path) -> dict[Request, bool]:
-    """Requests whose rows are stale, and whether they have error figures. Raises RegistryError."""
+    """Requests whose rows have another time, or would be another choice, than the timing model says now.
+
+    The value tells whether the rows have error figures. Raises RegistryError.
+    """
     found: dict[Request, bool] = {}
     for rows in store.read_all(root).values():
-        for row in filter(is_stale, rows):
+        for row in [*filter(is_stale, rows), *outranked(rows)]:
             request = request_of(row)
             found[request] = found.get(request, False) or "mean_rel_L1" in row["figures"]
     return found

@@ -106,6 +106,30 @@ def test_drift_of_a_figure_is_found_and_repaired(swept: Path, capsys: pytest.Cap
     assert {p.name for p in (swept / "details").glob("*")} == set(before)
 
 
+def test_a_choice_that_has_changed_is_swept_again_though_its_time_is_right(swept: Path) -> None:
+    """Cheaper loading may make another herd the best one without changing the time of a kernel alone."""
+    first, second = store.read(swept, "silu_mul")
+    chosen = (first["tile"], first["herd"])
+    first.update(tile={"tile_n": 256}, herd=[1, 1])
+    first["id"] = row_id(first)
+    first["figures"]["latency_us"] = round(stale.modelled_us(first), 2)
+    store.update(swept, "silu_mul", lambda rows: [first, second])
+    assert stale.problems([first, second]) == []
+    assert stale.outranked([first, second]) == [first]
+    assert list(stale.stale_requests(swept)) == [stale.request_of(first)]
+    assert run(swept, "sweep", "--stale") == 0
+    repaired = next(r for r in store.read(swept, "silu_mul") if r["dims"] == first["dims"])
+    assert (repaired["tile"], repaired["herd"]) == chosen
+    assert stale.stale_requests(swept) == {}
+
+
+def test_a_silicon_row_beside_it_keeps_the_choice(swept: Path) -> None:
+    first, _ = store.read(swept, "silu_mul")
+    planted = {**first, "tile": {"tile_n": 256}, "herd": [1, 1]}
+    assert stale.outranked([planted]) == [planted]
+    assert stale.outranked([planted, {**planted, "provenance": "measured-silicon"}]) == []
+
+
 def test_recalibration_makes_rows_stale(swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(swept, "check") == 0
     slower = {**current(), "stream.silu_mul_ns": 2 * current()["stream.silu_mul_ns"]}

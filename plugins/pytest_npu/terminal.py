@@ -129,6 +129,8 @@ def figure_lines(report: RunReport) -> list[str]:
         )
         figures = [f"{name} {value:.2f} {unit}" for name, value, unit in known if value is not None]
         lines.append(f"{', '.join(figures)}: {timing.clock}")
+    for entry in report.regressions:
+        lines.append(f"{entry['nodeid'].rpartition('::')[2]} {entry['reason']}")
     return lines
 
 
@@ -141,9 +143,7 @@ def verdict_line(report: RunReport) -> str:
     elif not report.finished:
         line += " (the run ended without finishing)"
     if report.regressions:
-        line += f"; {report.regressions[0]['nodeid'].rpartition('::')[2]} {report.regressions[0]['reason']}"
-        more = len(report.regressions) - 1
-        line += f" and {more} more" if more else ""
+        line += f"; {len(report.regressions)} regression{'s' if len(report.regressions) > 1 else ''}"
     if report.poisoned:
         line += f"; device out of use: {report.poisoned}"
     return line

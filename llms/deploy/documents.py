@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llms.models import ModelFolder
+from llms.models import ROOT, ModelFolder
 
 from . import describe, folders
 from .scaffold import RECORD
@@ -177,7 +177,9 @@ def _verdict_rows(facts: Facts) -> list[str]:
 def _finalize(facts: Facts) -> list[str]:
     from pytest_npu.report.timing import timing_of
 
-    lines = [f"# {facts.title}: phase 6, finalize", "", f"Weights: {facts.checkpoint}.", ""]
+    judged = next(result.end for result in facts.phases if result.phase == 6)
+    head = f"Weights: {facts.checkpoint}. Judged {judged}; predictions are of that day."
+    lines = [f"# {facts.title}: phase 6, finalize", "", head, ""]
     timing = timing_of(facts.report) if facts.report is not None else None
     lines += [
         "| | prompt | TTFT | tokens/s | ms per token | clock |",
@@ -271,9 +273,9 @@ def _handoff(facts: Facts) -> list[str]:
         lines += ["## Warnings", "", *(f"- {text}" for text in facts.warnings), ""]
     lines += ["## Where things are", ""]
     if facts.run_folder is not None:
-        lines.append(f"- report of this run: `{facts.run_folder / 'report.html'}`")
+        lines.append(f"- report of this run: `{_shown(facts.run_folder / 'report.html')}`")
     lines += [
-        f"- code: `{facts.model.folder}`, verdicts: `npu-deploy status {facts.model.name}`",
+        f"- code: `{_shown(facts.model.folder)}`, verdicts: `npu-deploy status {facts.model.name}`",
         "",
         "## Next",
         "",
@@ -290,6 +292,11 @@ def _handoff(facts: Facts) -> list[str]:
         f"3. `npu-deploy run {facts.model.name} --npu` judges the same phases on silicon.",
     ]
     return lines
+
+
+def _shown(path: Path) -> str:
+    """A path of the source tree without the place of the tree: such documents are under version control."""
+    return str(path.relative_to(ROOT.parent) if path.is_relative_to(ROOT.parent) else path)
 
 
 def _ms(value: Any) -> str:

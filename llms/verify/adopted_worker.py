@@ -317,6 +317,7 @@ class Capture:
         request, stage = self.request, self.stage
         stage.name = "import"
         adapter = load_adapter(self.folder)
+        stage.name = "build_config"
         config = build_config(adapter, request["model_name"])
         stage.name = "build_runner"
         runner = adapter.build_runner(
@@ -406,6 +407,7 @@ def reference(request: Answer, stage: Stage) -> tuple[Answer, dict[str, Any]]:
 
     stage.name = "import"
     adapter = load_adapter(Path(request["folder"]))
+    stage.name = "build_config"
     config = build_config(adapter, request["model_name"])
     stage.name = "build_hf_model"
     model = adapter.build_hf_model(request["model_name"], request["reference"], config).eval()

@@ -66,5 +66,5 @@ def adopt(work: Path, target: Path, checkpoint: Path, *args: str, **variables: s
     env |= {"EXAMPLE_CHECKPOINT": str(checkpoint), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200"}
     env |= {"XDG_CACHE_HOME": str(work / "cache"), **variables}
     command = [sys.executable, "-m", "pytest", "-p", "npu", "-q", "--npu-adopt", str(target), *args]
-    done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=900)
     return Adoption(done.returncode, done.stdout + done.stderr, work / "reports")

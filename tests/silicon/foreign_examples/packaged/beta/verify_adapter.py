@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
+from transformers import AutoConfig
 
 from ..settings import WEIGHTS
 from .model import load
@@ -32,7 +33,7 @@ def resolve_model(choice):
 
 
 def build_config():
-    config = load(WEIGHTS).config
+    config = AutoConfig.from_pretrained(WEIGHTS)
     return SimpleNamespace(
         n_layers=config.num_hidden_layers,
         emb_dim=config.hidden_size,

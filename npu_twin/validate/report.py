@@ -147,9 +147,9 @@ def text(validation: Validation, verbose: bool = False) -> str:
         out += [f"  {identity}: {reason}" for identity, reason in validation.models.left_out]
         out.append("")
     for quantity, limit in limits.MODEL_MEDIAN.items():
-        out.append(
-            f"median error of {quantity}: {validation.models.median(quantity):.1%} (limit {limit:.0%})"
-        )
+        known = any(quantity in result.figures() for result in validation.models.results)
+        median = f"{validation.models.median(quantity):.1%}" if known else "no figure"
+        out.append(f"median error of {quantity}: {median} (limit {limit:.0%})")
     if verbose:
         out += ["", "Rows:"] + [_row_line(r) for k in validation.kernels if k.judged for r in k.results]
     failures = validation.failures()

@@ -346,3 +346,17 @@ def test_the_rules_choose_the_published_tiles():
         for call in [tiling.gemm(*shape)]
     ]
     assert (len(same), sum(same)) == (34, 30)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ttft_s"),
+    [
+        (ModelSizes(36, 4096, 32, 8, 128, 12288, 151936, qk_norm=True), 7.72),
+        (ModelSizes(28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True), 9.59),
+        (ModelSizes(32, 4096, 32, 8, 128, 14336, 128256), 6.22),
+    ],
+    ids=["qwen3_8b", "qwen25_7b", "llama31_8b"],
+)
+def test_prefill_of_models_that_no_fit_has_seen(sizes, ttft_s):
+    """Published with 4-bit weights (Xilinx/mlir-air e972f2942), which a prefill unpacks to bf16."""
+    assert timing.predict(sizes).ttft_s == pytest.approx(ttft_s, rel=0.12)

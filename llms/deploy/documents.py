@@ -7,7 +7,6 @@ a run must not change files that are under version control unasked.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,9 +92,9 @@ def write_all(facts: Facts, target: Path) -> list[Path]:
         _write_state(target, Path("docs/development_progress/progress.md"), facts, _progress(facts)),
     ]
     if facts.run_folder is not None and (facts.run_folder / "evaluation_report.md").is_file():
-        copy = target / "docs" / "evaluation_report.md"
-        shutil.copyfile(facts.run_folder / "evaluation_report.md", copy)
-        written.append(copy)
+        text = (facts.run_folder / "evaluation_report.md").read_text(encoding="utf-8")
+        lines = text.replace(f"{ROOT.parent}/", "").replace(str(ROOT.parent), ".").splitlines()
+        written.append(_put(target / "docs" / "evaluation_report.md", lines))
     if any(result.phase == 6 and result.verdict == "PASS" for result in facts.phases):
         written.append(_put(target / "docs" / "phase6_finalize.md", _finalize(facts)))
     written.append(_put(target / "docs" / "handoff.md", _handoff(facts)))

@@ -155,6 +155,18 @@ def test_documents_keep_what_people_wrote_and_say_what_happened(model: ModelFold
     assert timing.count("| 0 x | s | e | 1.00 | 0.33 | 0.167 | 0.67 | twin (modelled) | PASS |") == 2
 
 
+def test_documents_do_not_say_where_the_source_tree_is(model: ModelFolder, tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    tree = documents.ROOT.parent
+    (run_folder / "evaluation_report.md").write_text(f"pytest {tree}/llms --rootdir={tree}\n")
+    inside = replace(model, folder=documents.ROOT / "thing")
+    documents.write_all(facts(inside, run_folder=run_folder), tmp_path / "out")
+    for path in (tmp_path / "out").rglob("*.md"):
+        assert str(tree) not in path.read_text(), path
+    assert (tmp_path / "out" / "docs" / "evaluation_report.md").read_text() == "pytest llms --rootdir=.\n"
+
+
 def test_the_hand_off_of_a_stopped_run_names_the_phase(model: ModelFolder) -> None:
     stopped = facts(
         model, phases=[result(0, "PASS"), replace(result(1, "FAIL"), reason="too far")], complete=False

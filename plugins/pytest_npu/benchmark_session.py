@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-#: What must agree before two times may be compared, besides the machine: entries of `extra_info`.
+#: What must agree, where both sides know it, before two times may be compared: entries of `extra_info`.
 SAME = ("device", "checkpoint", "seq_len")
 
 
@@ -78,7 +78,7 @@ def _differences(now: dict[str, Any], then: dict[str, Any]) -> str:
     return "; ".join(
         f"{name} {then.get(name)!r} then, {now.get(name)!r} now"
         for name in SAME
-        if then.get(name) != now.get(name)
+        if then.get(name) != now.get(name) and None not in (then.get(name), now.get(name))
     )
 
 

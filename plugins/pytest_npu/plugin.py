@@ -26,7 +26,7 @@ from .fixtures import (
     npu_record,
 )
 from .flags import add_options, any_given
-from .models import ModelFolders, is_ours, reaches_models
+from .models import ModelFolders, is_ours, is_perf_test, reaches_models
 from .phases import register_markers
 
 __all__ = [
@@ -108,8 +108,14 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, Any, Any]:
     """Select and order after everybody else; `pytest_collection_modifyitems`."""
-    result = yield
     folders = config.stash[_FOLDERS]
+    if getattr(config, "workerinput", None) and any(is_perf_test(item) for item in items):
+        _wake(config)
+        from .session import deselect_perf_tests
+        from .state import state_of
+
+        deselect_perf_tests(state_of(config), items)  # before pytest-benchmark warns of each
+    result = yield
     if config.pluginmanager.has_plugin(AWAKE) or any(is_ours(item, folders) for item in items):
         _wake(config)
         from .session import take_collection

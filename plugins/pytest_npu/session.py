@@ -100,7 +100,6 @@ def take_collection(state: NpuState, items: list[pytest.Item]) -> None:
     state.activate()
     if state.role is Role.WORKER:
         _introduce_worker(state)
-        _deselect_perf_tests(state, items, ours)
     if state.config.getoption("benchmark_only", False):
         _keep_perf_tests_only(state, items, ours)
     if state.options.phase_order:
@@ -160,17 +159,15 @@ def _keep_perf_tests_only(
         state.config.hook.pytest_deselected(items=others)
 
 
-def _deselect_perf_tests(
-    state: NpuState, items: list[pytest.Item], ours: dict[pytest.Item, Path | None]
-) -> None:
-    perf = [item for item in items if item in ours and is_perf_test(item)]
-    if not perf:
-        return
-    items[:] = [item for item in items if item not in set(perf)]
+def deselect_perf_tests(state: NpuState, items: list[pytest.Item]) -> None:
+    """In a worker of pytest-xdist: take out what measures, with the reason."""
+    perf = [item for item in items if is_perf_test(item)]
+    dropped = set(perf)
+    items[:] = [item for item in items if item not in dropped]
     state.config.hook.pytest_deselected(items=perf)
     by_model: dict[str, list[str]] = {}
     for item in perf:
-        by_model.setdefault(model_name(ours.pop(item)), []).append(item.nodeid)
+        by_model.setdefault(model_name(state.folders.of(item.path)), []).append(item.nodeid)
     for model, nodeids in by_model.items():
         state.emit("deselected", model=model, nodeids=nodeids, reason=benchmark_bridge.XDIST_REASON)
 

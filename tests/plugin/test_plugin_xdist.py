@@ -98,8 +98,9 @@ def test_death_of_one_worker_blocks_later_phases_on_a_worker_that_runs_already(s
 
 def test_performance_tests_are_deselected_with_the_reason(suite):
     suite.model(a="def test_perf(npu_benchmark): pass\ndef test_other(): pass")
-    result = suite.spawn("-n", "1", plugins="xdist")
+    result = suite.spawn("-n", "1", plugins="xdist benchmark")
     result.assert_outcomes(passed=1)
+    assert "automatically disabled" not in result.stdout.str() + result.stderr.str()
     result.stdout.fnmatch_lines(
         ["npu: 1 test(s) deselected: performance tests do not run under pytest-xdist*"]
     )

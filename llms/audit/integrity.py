@@ -25,8 +25,9 @@ _FOREIGN = ("transformers.modeling_utils", "transformers.models.auto.auto_factor
 _MODELLING = "transformers.models.{0}.modeling_{0}"
 _CONSTANTS = (bool, int, float, str, bytes, tuple, frozenset, dict)
 # What only somebody needs who wants to behave differently when he is watched.
-_SNIFFED = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION", "pytest", "llms.audit")
-_FRAMES = ("_getframe", "currentframe", "stack")
+_SNIFFED = ("pytest", "_pytest", "llms.audit")
+_PREFIX, _OURS = "PYTEST", "PYTEST_NPU_"
+_LOOKED_UP = (("sys", "_getframe"), ("sys", "modules"), ("inspect", "currentframe"), ("inspect", "stack"))
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ def watching_code(folder: Path) -> list[str]:
 
 
 def _sniffed(node: ast.AST) -> str:
-    if isinstance(node, ast.Constant) and node.value in _SNIFFED:
-        return repr(node.value)
-    if isinstance(node, ast.Attribute) and node.attr in _FRAMES and isinstance(node.value, ast.Name):
-        return f"{node.value.id}.{node.attr}" if node.value.id in ("sys", "inspect") else ""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        named = node.value.startswith(_PREFIX) and not node.value.startswith(_OURS)
+        return repr(node.value) if named or node.value in _SNIFFED else ""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}" if (node.value.id, node.attr) in _LOOKED_UP else ""
     return ""

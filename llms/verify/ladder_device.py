@@ -19,8 +19,8 @@ from llms.verify.report_model import token_text
 from llms.verify.thresholds import Thresholds
 
 REPEATED_STEPS = 4
-# Decode steps by prompt, further prompts as the last: a prefill is the dearest call of the device.
-CONSISTENCY_STEPS = ((1, 31), (8,))
+# Decode steps by prompt, further prompts as the last. One each: a prefill is the dearest call of the device.
+CONSISTENCY_STEPS = ((1,), (31,), (8,))
 _NONE = np.empty(0, np.float32)
 
 
@@ -117,7 +117,7 @@ def longer_prefills(
     captures: Sequence[ForcedCapture],
     steps: Sequence[Sequence[int]] = CONSISTENCY_STEPS,
 ) -> tuple[LongerPrefill, ...]:
-    """Prefill what was decoded before: the prompt with its first 1, 2 .. fed tokens."""
+    """Prefill what was decoded before: a prompt with as many of its fed tokens as `steps` has for it."""
     results = []
     for index, capture in enumerate(captures):
         n = len(capture.prompt_ids)

@@ -1,0 +1,109 @@
+"""The audit notices replaced functions, constants and clocks, and code that looks at who is watching."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llms.audit import integrity
+from llms.audit.expected import expected_time
+from llms.llama_kernel_builder import driver
+from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.qwen2 import qwen2_inference
+from llms.verify import topk
+from llms.verify.thresholds import Thresholds
+
+LLMS = Path(__file__).resolve().parents[2] / "llms"
+MODELS = ("smollm2_135m", "qwen2", "qwen3_0_6b", "llama32_1b")
+
+
+@pytest.fixture(scope="module")
+def shipped() -> integrity.Snapshot:
+    driver.select("twin")
+    return integrity.Snapshot.take(("qwen2",))
+
+
+def test_nothing_was_replaced(shipped: integrity.Snapshot) -> None:
+    assert len(shipped.prints) > 3000
+    assert shipped.changed() == []
+
+
+def test_a_replaced_function(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lenient(*args: Any) -> None:
+        """Passes everything."""
+
+    monkeypatch.setattr(topk, "judge_prompt", lenient)
+    assert shipped.changed() == ["llms.verify.topk:judge_prompt (now lenient of test_audit_integrity.py)"]
+
+
+def test_a_replaced_method(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Thresholds, "recorded", classmethod(lambda cls, checkpoint: None))
+    assert [name.split(" ")[0] for name in shipped.changed()] == [
+        "llms.verify.thresholds:Thresholds.recorded"
+    ]
+
+
+def test_another_constant(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topk, "K", 50)
+    assert shipped.changed() == ["llms.verify.topk:K"]
+
+
+def test_another_default(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topk.judge, "__kwdefaults__", {"k": 50, "n_tokens": 32})
+    assert any(name.startswith("llms.verify.topk:judge ") for name in shipped.changed())
+
+
+def test_a_clock_of_ones_own(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.current().clock, "now", lambda: 0.0)
+    assert shipped.changed() == ["<device clock's attributes>"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_our_models_watch_nobody(model: str) -> None:
+    assert integrity.watching_code(LLMS / model) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ('import os\nMOCK = "PYTEST_XDIST_WORKER" in os.environ', "'PYTEST_XDIST_WORKER'"),
+        ('import sys\nMOCK = "pytest" in sys.modules', "'pytest'"),
+        ("import inspect\nMOCK = inspect.stack()[3]", "inspect.stack"),
+        ("import sys\nMOCK = sys._getframe(2)", "sys._getframe"),
+    ],
+)
+def test_code_that_watches(code: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "verify_adapter.py").write_text(code)
+    (tmp_path / "fine.py").write_text('CACHE = "PYTEST_NPU_CACHE"')
+    assert f"verify_adapter.py, line 2: looks at {what}" in integrity.watching_code(tmp_path)
+    assert not any("fine" in line for line in integrity.watching_code(tmp_path))
+
+
+def test_a_patched_production_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = LLMS / "qwen2" / "qwen2_inference.py"
+    assert integrity.patched_production(qwen2_inference, path) == []
+
+    def another(*args: Any) -> None:
+        """Not the source's."""
+
+    monkeypatch.setattr(qwen2_inference, "run_npu_decode_step", another)
+    assert integrity.patched_production(qwen2_inference, path) == [
+        "qwen2_inference.py: run_npu_decode_step is not the one of the source (now another of "
+        "test_audit_integrity.py)"
+    ]
+
+
+def test_expected_time_follows_layers_and_traffic() -> None:
+    """Twice the layers cost nearly twice the time; what the host looks at is read once."""
+    config = ModelConfig.from_hf_folder(LLMS / "qwen2" / "tiny")
+    plain = expected_time(qwen2_inference.SEQUENCE, config, 128, 40, recorded=False)
+    seen = expected_time(qwen2_inference.SEQUENCE, config, 128, 40)
+    # embedding in twice (x and residual), K and V out of each layer, last output, head in and out
+    assert plain.prefill_transfers == 2 + 2 * config.n_layers + 1 + 1 + 1
+    assert seen.prefill_transfers == plain.prefill_transfers + config.n_layers - 1
+    assert seen.prefill_ms > plain.prefill_ms
+    assert seen.decode_ms == plain.decode_ms
+    longer = expected_time(qwen2_inference.SEQUENCE, config, 256, 40)
+    assert longer.prefill_ms > seen.prefill_ms

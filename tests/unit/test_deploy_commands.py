@@ -47,6 +47,25 @@ def three_b(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("emb", "hidden", "heads", "kv_heads", "vocab"),
+    [(1536, 8960, 12, 2, 151936), (2048, 11008, 16, 2, 151936), (3584, 18944, 28, 4, 152064)],
+    ids=["1.5b", "3b", "7b"],
+)
+def test_the_registry_has_the_kernels_of_every_variant_of_qwen2(
+    emb: int, hidden: int, heads: int, kv_heads: int, vocab: int
+) -> None:
+    """Sizes of Qwen2.5-1.5B, 3B and 7B; building a program asks the registry for its tile."""
+    from llms.llama_kernel_builder.llama_loop import all_programs
+    from llms.qwen2.qwen2_inference import SEQUENCE
+
+    sizes = {"hidden_size": emb, "intermediate_size": hidden, "vocab_size": vocab}
+    shape = {**THREE_B, **sizes, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    found = ModelConfig.from_hf_dict({**shape, "eos_token_id": 151645})
+    names = {program.name for program in all_programs(SEQUENCE, found)}
+    assert {"rms_qkv_bias_rope_s2048", "flash_attn_s128", "down_gemv_add", "lm_head_gemv"} <= names
+
+
 def test_predict_needs_a_configuration_only(three_b: Path) -> None:
     begin = time.monotonic()
     code, text = invoke("predict", str(three_b), "--json")

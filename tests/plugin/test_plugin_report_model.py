@@ -358,3 +358,40 @@ def test_regression_fails_the_run_and_its_phase_but_not_the_test():
     )
     assert (test.outcome, report.verdict, report.phases[0].verdict) == ("passed", "FAIL", "FAIL")
     assert view.headline(report) == "Performance: a slower than in x.json: +9 %."
+
+
+def test_trend_of_noise_is_flat_and_a_real_one_is_not():
+    def height(*values: float) -> float:
+        ys = [float(pair.split()[1]) for pair in plots.sparkline(values).replace("M", "").split("L")]
+        return max(ys) - min(ys)
+
+    assert height(4.990, 4.991) < 1.0
+    assert height(5.0, 5.0) == 0.0
+    assert height(5.0, 10.0) == pytest.approx(80.0)
+    assert plots.sparkline([5.0]) == ""
+
+
+def write_runs(root: Path, model: str, runs: list[tuple[str, float]]) -> None:
+    for number, (checkpoint, tpot) in enumerate(runs):
+        folder = root / model / f"run{number}"
+        folder.mkdir(parents=True)
+        results = {
+            "verdict": "PASS",
+            "counts": {"passed": 1},
+            "device": {"label": "twin (modelled)"},
+            "deployment": {"checkpoint": {"label": checkpoint}},
+            "started_at": 1.79e9 + number,
+            "duration_s": 1.0,
+            "timing": {"ttft_ms": 10.0, "tpot_ms": tpot},
+        }
+        (folder / "results.json").write_text(json.dumps(results))
+
+
+def test_trend_has_one_checkpoint_and_tests_of_no_model_come_last(tmp_path):
+    write_runs(tmp_path, "zeta", [("real", 50.0), ("tiny", 5.0), ("tiny", 6.0)])
+    write_runs(tmp_path, "framework", [("none", 1.0)])
+    zeta, framework = index.collect_models(tmp_path)
+    assert (zeta.name, framework.name) == ("zeta", "framework")
+    assert zeta.trend_text == "5.00 to 6.00 ms, twin (modelled)"
+    page = index.write_index(tmp_path).read_text()
+    assert ">1 model ·" in page

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..constants import DEVICE_LABELS, TWIN
+from ..constants import DEVICE_LABELS, NO_MODEL, TWIN
 from . import gate_view, view
 from .model import RunReport
 from .plots import number
@@ -106,6 +106,7 @@ def render_index(models: Sequence[ModelRuns]) -> str:
         .get_template("index.html.j2")
         .render(
             models=models,
+            model_count=sum(model.name != NO_MODEL for model in models),
             run_count=sum(len(model.runs) + model.older for model in models),
             rendered=view.time_text(time.time()),
         )

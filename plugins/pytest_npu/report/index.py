@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..constants import NO_MODEL
 from ..events import atomic_write, read_events
 from ..exceptions import EventLogError
 from ..runlogs import EVENTS_FILE
@@ -88,7 +89,7 @@ def collect_models(report_dir: Path) -> list[ModelRuns]:
         if runs:
             runs.sort(key=lambda run: (run.started_at, run.run), reverse=True)
             models.append(_model(folder.name, runs, unread=len(paths) - len(newest)))
-    return models
+    return sorted(models, key=lambda model: model.name == NO_MODEL)  # tests of no model come last
 
 
 def _age(folder: Path) -> tuple[float, str]:
@@ -100,15 +101,21 @@ def _age(folder: Path) -> tuple[float, str]:
 
 def _model(name: str, runs: list[Run], unread: int) -> ModelRuns:
     timed = [run for run in runs if run.tpot is not None]
-    device = timed[0].device if timed else ""
-    values = [run.tpot for run in reversed(timed) if run.device == device and run.tpot is not None][
-        -MAX_HISTORY:
-    ]
-    text = f"{values[0]:.2f} to {values[-1]:.2f} ms, {device}" if len(values) > 1 else ""
+    same = [run for run in reversed(timed) if (run.device, run.checkpoint) == _what(timed[0])]
+    values = [run.tpot for run in same if run.tpot is not None][-MAX_HISTORY:]
+    text = ""
+    if len(values) > 1:
+        first, last = f"{values[0]:.2f}", f"{values[-1]:.2f}"
+        text = f"{last} ms" if first == last else f"{first} to {last} ms"
+        text += f", {timed[0].device}"
     history = list(reversed(runs[:MAX_HISTORY]))
     return ModelRuns(
         name, runs[:MAX_ROWS], max(0, len(runs) - MAX_ROWS) + unread, history, sparkline(values), text
     )
+
+
+def _what(run: Run) -> tuple[str, str]:
+    return run.device, run.checkpoint
 
 
 def _read_run(folder: Path) -> Run | None:

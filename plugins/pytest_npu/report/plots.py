@@ -302,14 +302,17 @@ def _log_heat(distance: float) -> float:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """SVG path of a trend in a 100 x 100 viewBox; empty for fewer than two values."""
+    """SVG path of a trend in a 100 x 100 viewBox; empty for fewer than two values.
+
+    The height stands for at least 5 % of the largest value, so that noise does not look like a trend.
+    """
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
-    span = high - low or 1.0
-    flat = high == low
+    span = max(high - low, 0.05 * abs(high)) or 1.0
+    middle = (high + low) / 2
     points = [
-        (100.0 * i / (len(values) - 1), 50.0 if flat else 90.0 - 80.0 * (value - low) / span)
+        (100.0 * i / (len(values) - 1), 50.0 - 80.0 * (value - middle) / span)
         for i, value in enumerate(values)
     ]
     return _path(points)

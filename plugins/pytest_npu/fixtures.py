@@ -99,10 +99,11 @@ def npu_options(request: pytest.FixtureRequest) -> NpuOptions:
 def npu_record(request: pytest.FixtureRequest) -> RecordFunction:
     """Put a result into the report: ``npu_record(kind, payload)`` with a JSON-able payload.
 
-    Known kinds get a section or a table of their own in the report: `phase0`, `phase1`, `block`, `topk_gate`,
-    `ladder`, `teacher_forced`, `limits`, `diagnosis`, `optimisation`, `profile`, `cache_check` (rows of layer,
-    head, tensor, cos_min, norm_ratio, or matrices per prompt), `comparison` (definition, rows of what, device,
-    checkpoint, seq_len, ttft_ms, tpot_ms, source) and `table` (title, note, columns, rows).
+    Known kinds get a section or a table of their own in the report: `phase0`, `phase1`, `block`,
+    `topk_gate`, `ladder`, `teacher_forced`, `limits`, `diagnosis`, `optimisation`, `profile`, `cache_check`
+    (rows of layer, head, tensor, cos_min, norm_ratio, or matrices per prompt), `comparison` (definition,
+    rows of what, device, checkpoint, seq_len, ttft_ms, tpot_ms, source) and `table` (title, note, columns,
+    rows).
     Others are listed as they are. Recorded at once, so it is in the report whatever happens next. Raises
     `pytest_npu.RecordError` naming the entry that JSON cannot carry.
     """

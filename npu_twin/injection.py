@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from npu_twin.listing import Launch, Listing
 from npu_twin.memory import OperandView
@@ -134,6 +134,11 @@ def corrupt_launch(
 ) -> contextlib.AbstractContextManager[Fault]:
     """Call ``change(launch, operands)`` after every launch; it may overwrite the outputs in device memory."""
     return plant(Fault(kernel=kernel, corrupt=change))
+
+
+def let_go(run: Any) -> None:
+    """Forget that a run is in flight, so that it can be freed: the array of the twin takes no harm."""
+    run._in_flight = False
 
 
 def remove_launch(name: str) -> Callable[[Listing], Listing]:

@@ -58,24 +58,31 @@ def in_fresh_process(
     # the tree that this process runs comes first, wherever it was started
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            told, errors = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s")
+    code = process.returncode
     if not result.is_file():
-        said = (done.stderr or done.stdout).strip()[-2000:]
-        return AuditOutcome(
-            False, {"verdict": "FAIL"}, f"the audit ended with exit code {done.returncode}: {said}"
-        )
+        said = (errors or told).strip()[-2000:]
+        return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit ended with exit code {code}: {said}")
     payload = json.loads(result.read_text(encoding="utf-8"))
+    author = payload.get("environment", {}).get("process")
+    if author != str(process.pid):
+        text = (
+            f"the report was written by process {author}, the audit is process {process.pid}: an earlier one"
+        )
+        return AuditOutcome(False, {**payload, "verdict": "FAIL"}, text)
     failed = [f for f in payload["findings"] if f["status"] == "FAIL"]
     lines = [
         f"{payload['model']}: {payload['verdict']}",
         *(f"  {f['question']} {f['evidence']}" for f in failed),
     ]
-    ok = done.returncode == 0 and payload["verdict"] != "FAIL"
+    ok = code == 0 and payload["verdict"] != "FAIL"
     return AuditOutcome(ok, payload, "" if ok else "\n".join(lines))
 
 

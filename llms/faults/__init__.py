@@ -1,8 +1,16 @@
-"""Faults of a deployment's own code: weights, positions, KV cache, host toolkit, tokens, reference, gate.
+"""Faults of a deployment's own code: model, loop, host toolkit, tokens, reference, gate and time.
 
 They are part of the catalogue of :mod:`npu_twin.faults`.
 """
 
-from llms.faults import host, loop, model, verdict
+from llms.faults import host, loop, model, narrow, slow, steps, verdict
 
-FAULTS = (*model.FAULTS, *loop.FAULTS, *host.FAULTS, *verdict.FAULTS)
+FAULTS = (
+    *model.FAULTS,
+    *narrow.FAULTS,
+    *loop.FAULTS,
+    *steps.FAULTS,
+    *host.FAULTS,
+    *slow.FAULTS,
+    *verdict.FAULTS,
+)

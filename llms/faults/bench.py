@@ -6,6 +6,7 @@ and the runs of the plain one are shared, as they do not depend on the device.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 import warnings
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from llms import phase1
-from llms.llama_kernel_builder import driver
+from llms import audit, optimisation, phase1
+from llms.llama_kernel_builder import driver, runtime
 from llms.llama_kernel_builder.exceptions import ToolkitError
 from llms.session import compile_all
 from llms.verify import gates, ladder, phase0, phase2
@@ -25,6 +28,7 @@ from llms.verify.gates import GateOutcome
 from llms.verify.matched_reference import MatchedReference
 from llms.verify.thresholds import Thresholds
 from llms.verify.topk import N_TOKENS
+from npu_twin import injection
 from npu_twin.faults import STAGES, Fault
 
 TOKEN_SET = "token_set"
@@ -36,13 +40,17 @@ GATES: dict[str, str] = {
     "block": "phase2",
     TOKEN_SET: "phase3",
     **dict.fromkeys(ladder.RUNGS, "phase3"),
+    "prefill_steps": "phase4",
+    "decode_steps": "phase5",
+    "compiled_lengths": "phase6",
+    "audit": "phase7",
 }
 """Columns of the matrix, each with its stage; `refusal`: an error of toolkit or runtime that ends a gate."""
 
 # Kernels that are judged per operation.
 _CASES_PER_OP = 4
-# The ladder also tries a prompt around these lengths; 0 leaves only what lies beyond the largest.
-_LIMITS_UP_TO = 0
+# The largest compiled length that is tried, as in the tests of the model folders.
+_LONGEST = 512
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class Bench:
         """
         row = Row(fault, self.model, self.checkpoint)
         begin = time.perf_counter()
-        start = 0 if every_gate else min(STAGES.index(fault.expected), STAGES.index("phase3"))
+        start = 0 if every_gate else STAGES.index(fault.expected)
         for stage, run in self._stages():
             wanted = every_gate or row.stage is None or stage == row.stage == "phase3"
             if STAGES.index(stage) >= start and wanted:
@@ -146,7 +154,7 @@ class Bench:
 
     def _planted(self, fault: Fault, row: Row, run: Callable[[Deployment, Row], None]) -> None:
         """Run one gate on a deployment of its own: a fault that strikes rarely strikes in each of them."""
-        with fault.plant(), warnings.catch_warnings():
+        with fault.plant(), _freed(fault), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             deployment = Deployment.from_folder(self.model, checkpoint=self.path)
             try:
@@ -163,6 +171,10 @@ class Bench:
             ("phase2", self._block),
             ("phase3", self._token_set),
             ("phase3", self._ladder),
+            ("phase4", self._prefill_steps),
+            ("phase5", self._decode_steps),
+            ("phase6", self._lengths),
+            ("phase7", self._audit),
         ]
 
     def control(self, prompts: Sequence[EncodedPrompt]) -> list[str]:
@@ -246,6 +258,32 @@ class Bench:
                 status = {"failed": "caught"}.get(rung.status, rung.status)
                 row.cells[rung.name] = Cell(status, "" if rung.ok else rung.message())
 
+    def _prefill_steps(self, deployment: Deployment, row: Row) -> None:
+        with self._refusals(row):
+            _note(row, "prefill_steps", optimisation.prefill_gate(deployment, deployment.hf_reference()))
+
+    def _decode_steps(self, deployment: Deployment, row: Row) -> None:
+        with self._refusals(row):
+            _note(row, "decode_steps", optimisation.decode_gate(deployment, deployment.hf_reference()))
+
+    def _lengths(self, deployment: Deployment, row: Row) -> None:
+        text = deployment.prompts(1)[0].ids
+        with self._refusals(row):
+            result = ladder.compiled_lengths(deployment, text, _LONGEST, matched=self.matched)
+            row.cells["compiled_lengths"] = Cell("passed") if result.ok else Cell("caught", result.message())
+
+    def _audit(self, deployment: Deployment, row: Row) -> None:
+        """In a process of its own, which plants the fault again."""
+        with tempfile.TemporaryDirectory(prefix="fault-audit-") as folder:
+            outcome = audit.in_fresh_process(
+                deployment.folder,
+                out=Path(folder),
+                checkpoint=self.path,
+                ladder=False,
+                fault=row.fault.name,
+            )
+        row.cells["audit"] = Cell("passed") if outcome.ok else Cell("caught", outcome.message)
+
     def climb(self, deployment: Deployment, prompts: Sequence[EncodedPrompt]) -> ladder.LadderOutcome:
         """All rungs over the prompts, by the recorded limits, references shared."""
         return ladder.judge_ladder(
@@ -255,9 +293,25 @@ class Bench:
             N_TOKENS,
             self.thresholds,
             matched=self.matched,
-            up_to=_LIMITS_UP_TO,
             keep_reference=True,
         )
+
+
+@contextmanager
+def _freed(fault: Fault) -> Iterator[None]:
+    """Give back the hardware contexts of a plant that ends in an error.
+
+    The runtime keeps a run in flight for ever, and a matrix plants more hangs than there are contexts. On the
+    twin it can be freed. The error and the runtime refer to each other, so only the collector finds them.
+    """
+    held: list[Any] = []
+    with mock.patch.object(runtime, "keep_for_ever", held.append):
+        yield
+    for bound in held:
+        injection.let_go(bound.run)
+    held.clear()
+    if fault.raises:
+        gc.collect()
 
 
 def _of_interest(cases: Sequence[phase1.KernelCase], ops: Sequence[str]) -> list[phase1.KernelCase]:

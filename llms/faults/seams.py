@@ -102,6 +102,36 @@ def prefill(change: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def layers(
+    in_prefill: Callable[..., tuple[Any, Any, Any]] | None = None, in_decode: Callable[..., Any] | None = None
+) -> Iterator[None]:
+    """Replace the layers of a model.
+
+    ``in_prefill(right, config, run, tail, layer, x)`` returns (out, k, v) as ``right(run, tail, layer, x)``
+    does; ``in_decode(right, config, position, run, layer, x, table_q, table_k, attend)`` returns out as
+    ``right(run, layer, x, table_q, table_k, attend)`` does.
+    """
+
+    def changed_prefill(
+        right: Any, run: Any, other: Any, sequence: Any, w: Any, config: Any, *rest: Any
+    ) -> Any:
+        if in_prefill is not None:
+            one = sequence.prefill_layer
+            sequence = replace(sequence, prefill_layer=lambda *a: in_prefill(one, config, *a))
+        return right(run, other, sequence, w, config, *rest)
+
+    def changed_decode(right: Any, run: Any, sequence: Any, w: Any, config: Any, *rest: Any) -> Any:
+        position = rest[3]
+        if in_decode is not None:
+            one = sequence.decode_layer
+            sequence = replace(sequence, decode_layer=lambda *a: in_decode(one, config, position, *a))
+        return right(run, sequence, w, config, *rest)
+
+    with prefill(changed_prefill), decode(changed_decode):
+        yield
+
+
+@contextlib.contextmanager
 def attention(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Iterator[None]:
     """Change query, keys and values in front of the attention of a decode step."""
     right = host_ops.decode_attention

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import numpy as np
 
 import llms.adapter
 from llms.faults.seams import Array, token_text, tokenizer_files
@@ -15,6 +20,7 @@ from llms.runner import ProductionRunner
 from llms.verify import chat
 from llms.verify import deployment as deployment_module
 from llms.verify.deployment import Deployment
+from llms.verify.records import PrefillRecord
 from npu_twin.faults._types import Fault
 
 _EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
@@ -98,6 +104,59 @@ class _Mock(ProductionRunner):
         return found
 
 
+class _TokensOnly:
+    """A runner that answers with the reference and offers tokens and logits, nothing to look inside by."""
+
+    def __init__(self, name: str, session: Any, **_: Any) -> None:
+        self.name = name
+        self._checkpoint = session.checkpoint
+        self._model: Any = None
+
+    def _hf(self) -> Any:
+        if self._model is None:
+            from llms.verify.reference import HFRunner
+
+            self._model = HFRunner(self._checkpoint)
+        return self._model
+
+    def prefill(self, prompt_tokens: Array) -> PrefillRecord:
+        """The reference's prefill, its layers left out."""
+        found = self._hf().prefill(prompt_tokens)
+        return PrefillRecord([], np.empty(0, np.float32), found.logits_at_pred, found.top1_token)
+
+    def decode_step(self, input_token: int, current_pos: int) -> Any:
+        """The reference's decode step."""
+        return self._hf().decode_step(input_token, current_pos)
+
+
+@contextlib.contextmanager
+def _audit_not_run() -> Iterator[None]:
+    """Instead of an audit, the report of an earlier one is put where it would write."""
+    right = subprocess.Popen
+
+    def start(command: Any, **options: Any) -> Any:
+        if "llms.audit" not in command:
+            return right(command, **options)
+        earlier: dict[str, Any] = {"model": Path(command[3]).name, "verdict": "PASS", "findings": []}
+        earlier["environment"] = {"process": "1"}
+        folder = Path(command[command.index("--out") + 1])
+        (folder / "audit.json").write_text(json.dumps(earlier), encoding="utf-8")
+        return right([sys.executable, "-c", "pass"], **options)
+
+    with mock.patch.object(subprocess, "Popen", start):
+        yield
+
+
+@contextlib.contextmanager
+def _no_generation_prompt() -> Iterator[None]:
+    def encode(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+        return tuple(int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    with mock.patch.object(chat, "encode_chat", encode):
+        yield
+
+
 @contextlib.contextmanager
 def _stops_early() -> Iterator[None]:
     """The device side hands over three tokens, whatever was asked for."""
@@ -128,6 +187,20 @@ FAULTS: tuple[Fault, ...] = (
         "gate_on_a_mock", "verdict", "the gate drives the reference instead of the deployment",
         _GATES, "phase7",
         lambda: mock.patch.object(llms.adapter, "ProductionRunner", _Mock), "E23",
+    ),
+    Fault(
+        "gate_on_a_mock_of_tokens", "verdict", "the same, by a mock that offers tokens and logits only",
+        _GATES, "phase7",
+        lambda: mock.patch.object(llms.adapter, "ProductionRunner", _TokensOnly), "E23",
+    ),
+    Fault(
+        "audit_not_run", "verdict", "the report of an earlier audit is handed over", _GATES, "phase7",
+        _audit_not_run, "E26",
+    ),
+    Fault(
+        "no_generation_prompt", "silent", "chat prompts end without the assistant's turn", _EXAMPLES,
+        "phase0", _no_generation_prompt, applies=lambda model: bool(tokenizer_files(model)[1]),
+        where="a chat template",
     ),
     Fault(
         "stops_early", "verdict", "the device side stops after 3 tokens", _GATES, "phase3",

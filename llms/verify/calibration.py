@@ -21,12 +21,13 @@ import numpy as np
 from llms.verify.arithmetic import DeviceArithmetic
 from llms.verify.ladder_capture import ForcedCapture, capture_forced
 from llms.verify.ladder_device import LongerPrefill, across, longer_prefills, self_consistency
+from llms.verify.ladder_edges import edges
 from llms.verify.ladder_layers import layer_check
 from llms.verify.ladder_rungs import Pair, cache_check, plain_reference, teacher_forced
 from llms.verify.ladder_stats import kl
 from llms.verify.matched_reference import MatchedReference
 from llms.verify.reference_runner import ReferenceRunner
-from llms.verify.thresholds import POOLED, Limit, Thresholds, floor_of
+from llms.verify.thresholds import POOLED, Limit, Thresholds, alike, floor_of
 
 if TYPE_CHECKING:
     from llms.verify.chat import EncodedPrompt
@@ -63,6 +64,7 @@ class Calibration:
         deployment: under test; only its references are used.
         prompts: of the ladder.
         plain: runs of plain HF for them, whose tokens are fed.
+        made_up: the device's passes of the rung ``edges``, of which only the tokens count.
         arithmetic: what is deployed for a prompt of so many tokens.
     """
 
@@ -71,15 +73,18 @@ class Calibration:
         deployment: Deployment,
         prompts: Sequence[EncodedPrompt],
         plain: Sequence[ReferenceRun],
+        made_up: Sequence[ForcedCapture],
         arithmetic: Callable[[int], DeviceArithmetic],
     ) -> None:
         self._deployment = deployment
         self._prompts = prompts
         self._plain = plain
+        self._made_up = made_up
         self._arithmetic = arithmetic
         self._other = deployment.matched_reference(reorder=SEED)
         self._known: dict[str, float] | None = None
         self._captures: tuple[ForcedCapture, ...] = ()
+        self._edges: tuple[ForcedCapture, ...] = ()
         self._longer: tuple[LongerPrefill, ...] = ()
 
     def capture(self) -> None:
@@ -92,6 +97,7 @@ class Calibration:
             capture_forced(runner, prompt.ids, run.fed)
             for prompt, run in zip(self._prompts, self._plain, strict=True)
         )
+        self._edges = _repeated(runner, self._made_up)
         self._longer = longer_prefills(runner, self._captures)
         self._other.release()
 
@@ -110,6 +116,7 @@ class Calibration:
             teacher_forced(mine, None),
             cache_check(mine, None),
             layer_check(mine, arithmetics, matched, None),
+            edges(self._edges, self._arithmetic, matched, self._deployment.tokenizer, None),
             plain_reference(mine, None),
             self_consistency(mine, self._longer, None),
         )
@@ -120,7 +127,13 @@ class Calibration:
             self._other.key(prompt.ids, len(run.tokens), self._arithmetic(len(prompt)), run.fed)
             for prompt, run in zip(self._prompts, self._plain, strict=True)
         ]
-        return {"reference": "calibration", "runs": runs, "measured_by": _procedures_hash()}
+        tokens = [[list(one.prompt_ids), list(one.fed)] for one in self._made_up]
+        return {
+            "reference": "calibration",
+            "runs": runs,
+            "made_up": tokens,
+            "measured_by": _procedures_hash(),
+        }
 
     def _load(self) -> dict[str, float] | None:
         cache = self._other.cache
@@ -142,16 +155,26 @@ def calibrated_lengths(
     arithmetic: Callable[[int], DeviceArithmetic],
     lengths: Sequence[int],
     text: Sequence[int],
+    full: Sequence[ForcedCapture],
 ) -> Thresholds:
-    """Limits of the rung ``limits`` over compiled lengths: the text through a second implementation."""
+    """Limits of ``limits`` and ``edges`` over compiled lengths: their tokens through a second one."""
     other = deployment.matched_reference(reorder=SEED)
     runner = ReferenceRunner(other.model, arithmetic)
     largest = 0.0
     for length in lengths:
         for decoded, prefilled in across(runner, text, length, max(lengths)).logits.values():
             largest = max(largest, float(kl(prefilled, decoded)))
+    mine = _repeated(runner, full)
     other.release()
-    return calibrated({"limits.kl_max": largest}, _source(deployment))
+    matched = deployment.matched_reference()
+    inside = edges(mine, arithmetic, matched, deployment.tokenizer, None)
+    matched.release()
+    values = {one.statistic: one.value for one in inside.measured}
+    return calibrated({"limits.kl_max": largest, **values}, _source(deployment))
+
+
+def _repeated(runner: ReferenceRunner, captures: Sequence[ForcedCapture]) -> tuple[ForcedCapture, ...]:
+    return tuple(capture_forced(runner, one.prompt_ids, one.fed) for one in captures)
 
 
 def _source(deployment: Deployment) -> str:
@@ -163,13 +186,18 @@ def calibrated(values: Mapping[str, float], source: str) -> Thresholds:
     pooled = {name: values.get(other, 0.0) for name, other in POOLED.items()}
     return Thresholds(
         {
-            name: Limit(name, max(MARGINS.get(name, MARGIN) * value, _floor(name)), value, None, source)
+            name: Limit(name, max(_margin(name) * value, _floor(name)), value, None, source)
             for name, value in {**pooled, **values}.items()
         }
     )
 
 
+def _margin(statistic: str) -> float:
+    return MARGINS.get(alike(statistic), MARGIN)
+
+
 def _floor(statistic: str) -> float:
+    statistic = alike(statistic)
     return FLOORS.get(statistic, floor_of(statistic))
 
 

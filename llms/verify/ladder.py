@@ -11,7 +11,7 @@ Payloads for reports (``outcome.payloads``, kind -> JSON-able dict):
   npu, ulps}]}]}; ``plain_reference``: the same against plain HF, without ``tokens``, with ``cache_trend``
 * ``cache_check``: {"prompts": [{index, text, key_min_cosine, value_min_cosine, key_worst_ratio,
   value_worst_ratio: [layer][head]}]}: heat maps
-* ``layer_check``: {"prompts": [{index, text, prefill: [per layer], decode: [per layer]}]}
+* ``layer_check``, ``edges``: {"prompts": [{index, text, prefill: [per layer], decode: [per layer]}]}
 * ``self_consistency``: {"checks": [{index, step, kl}]}; ``limits``: {"lengths": [..], "refusals": [..]}
 """
 
@@ -39,9 +39,10 @@ from llms.verify.ladder_device import (
     repeat_interleaved,
     self_consistency,
 )
+from llms.verify.ladder_edges import capture_edges, edges, full_lengths
 from llms.verify.ladder_layers import layer_check
 from llms.verify.ladder_rungs import Pair, cache_check, plain_reference, teacher_forced
-from llms.verify.ladder_types import RungResult
+from llms.verify.ladder_types import RungResult, joined
 from llms.verify.matched_reference import MatchedReference
 from llms.verify.records import NpuRunner
 from llms.verify.reference import HFReference
@@ -52,6 +53,7 @@ RUNGS = (
     "teacher_forced",
     "cache_check",
     "layer_check",
+    "edges",
     "plain_reference",
     "self_consistency",
     "determinism",
@@ -59,7 +61,7 @@ RUNGS = (
 )
 """All rungs above the token-set gate, in the order of the report."""
 
-REFERENCE_RUNGS = RUNGS[:4]
+REFERENCE_RUNGS = RUNGS[:5]
 """Those that compare with a reference."""
 
 
@@ -101,6 +103,7 @@ class DeviceSide:
     """Everything the ladder asks of the device, captured in one section."""
 
     captures: tuple[ForcedCapture, ...]
+    edges: tuple[ForcedCapture, ...]
     repeats: tuple[Repeat, ...]
     longer: tuple[LongerPrefill, ...]
     at_limits: LimitsCapture
@@ -171,19 +174,25 @@ def compiled_lengths(
     *,
     device: AbstractContextManager[Any] | None = None,
     thresholds: Thresholds | None = None,
+    matched: MatchedReference | None = None,
 ) -> RungResult:
-    """The rung ``limits`` alone, over all compiled lengths up to ``up_to``, with a KV cache of that length.
+    """The rungs ``limits`` and ``edges`` over all compiled lengths up to ``up_to``, with a KV cache as long.
 
     A model of a shorter context is tried up to that. ``text``: token ids, repeated as often as a length
-    needs.
+    needs; the prompts that fill a length are made up. Returns ``limits`` with what ``edges`` found as well.
     """
     known = thresholds if thresholds is not None else Thresholds.recorded(deployment.reference_checkpoint)
     runner = deployment.runner(min(up_to, getattr(deployment.config(), "max_position", up_to)))
     with _held(deployment, runner, (), device, keep=False):
         captured = at_limits(runner, text)
+        full = full_lengths(runner, _vocabulary(deployment), captured.limits)
     if known is None:
-        known = _calibrated_limits(deployment, runner, captured, text)
-    return limits(captured, known)
+        known = _calibrated_limits(deployment, runner, captured, full, text)
+    reference = matched if matched is not None else deployment.matched_reference()
+    inside = edges(full, lambda n: _arithmetic(runner, n), reference, deployment.tokenizer, known)
+    if matched is None:
+        reference.release()
+    return joined(limits(captured, known), inside)
 
 
 def judge_ladder(
@@ -209,10 +218,11 @@ def judge_ladder(
     runner = deployment.runner(max_seq)
     arithmetics = [_arithmetic(runner, len(prompt)) for prompt in prompts]
     with _held(deployment, runner, prompts, device, keep_runners):
-        side = capture_device(runner, prompts, [run.fed for run in plain], up_to)
+        vocab_size = plain[0].logits.shape[-1]
+        side = capture_device(runner, prompts, [run.fed for run in plain], vocab_size, up_to)
     second = None
     if calibrate and isinstance(runner, DescribedRunner):
-        second = Calibration(deployment, prompts, plain, runner.device_arithmetic)
+        second = Calibration(deployment, prompts, plain, side.edges, runner.device_arithmetic)
         second.capture()
     elif calibrate:
         thresholds = Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
@@ -231,6 +241,7 @@ def judge_ladder(
         teacher_forced(pairs, thresholds),
         cache_check(pairs, thresholds),
         layer_check(pairs, arithmetics, matched, thresholds),
+        edges(side.edges, lambda n: _arithmetic(runner, n), matched, deployment.tokenizer, thresholds),
         plain_reference(pairs, thresholds),
         self_consistency(pairs, side.longer, thresholds),
         determinism(pairs, side.repeats),
@@ -242,16 +253,25 @@ def judge_ladder(
 
 
 def capture_device(
-    runner: NpuRunner, prompts: Sequence[EncodedPrompt], forced: Sequence[Sequence[int]], up_to: int | None
+    runner: NpuRunner,
+    prompts: Sequence[EncodedPrompt],
+    forced: Sequence[Sequence[int]],
+    vocab_size: int,
+    up_to: int | None,
 ) -> DeviceSide:
-    """Run everything that the rungs want from the device."""
+    """Run everything that the rungs want from the device.
+
+    Repeated prompts come last: whatever the device does wrong after a number of calls, or after a prompt of
+    another kind, is then in front of them.
+    """
     captures = tuple(
         capture_forced(runner, prompt.ids, fed) for prompt, fed in zip(prompts, forced, strict=True)
     )
-    repeats = repeat_interleaved(runner, captures)
+    made_up = capture_edges(runner, vocab_size)
     longer = longer_prefills(runner, captures)
     text = [token for capture in captures for token in (*capture.prompt_ids, *capture.fed)]
-    return DeviceSide(captures, repeats, longer, at_limits(runner, text, up_to=up_to))
+    lengths = at_limits(runner, text, up_to=up_to)
+    return DeviceSide(captures, made_up, repeat_interleaved(runner, captures), longer, lengths)
 
 
 @contextmanager
@@ -277,12 +297,22 @@ def _held(
 
 
 def _calibrated_limits(
-    deployment: Deployment, runner: NpuRunner, captured: LimitsCapture, text: Sequence[int]
+    deployment: Deployment,
+    runner: NpuRunner,
+    captured: LimitsCapture,
+    full: Sequence[ForcedCapture],
+    text: Sequence[int],
 ) -> Thresholds:
     if not isinstance(runner, DescribedRunner):
         return Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
     lengths = [boundary.length for boundary in captured.boundaries]
-    return calibrated_lengths(deployment, runner.device_arithmetic, lengths, text)
+    return calibrated_lengths(deployment, runner.device_arithmetic, lengths, text, full)
+
+
+def _vocabulary(deployment: Deployment) -> int:
+    """Rows of the embedding; an adapter's configuration need not state them."""
+    stated = getattr(deployment.config(), "vocab_size", None)
+    return int(stated) if stated is not None else len(deployment.tokenizer)
 
 
 def _arithmetic(runner: NpuRunner, prompt_len: int) -> DeviceArithmetic | None:

@@ -39,29 +39,45 @@ def layer_check(
     Data: ``prompts``: [{index, text, prefill: [worst output error per layer], decode: likewise}].
     """
     judge = Judge("layer_check", thresholds)
+    missing = lacks(pairs, arithmetics)
+    if missing:
+        return not_offered("layer_check", missing)
+    rows = [
+        layers_of(judge, pair, arithmetic, reference.model)
+        for pair, arithmetic in zip(pairs, arithmetics, strict=True)
+    ]
+    return judge.result(
+        "every layer from the npu's own hidden states and KV cache",
+        {"prompts": [row for row in rows if row is not None]},
+    )
+
+
+def lacks(pairs: Sequence[Pair], arithmetics: Sequence[DeviceArithmetic | None]) -> str:
+    """The ability that a runner lacks for a check layer by layer; empty when nothing is missing."""
     if not all(pair.npu.has_cache for pair in pairs):
-        return not_offered("layer_check", "kv_cache (a readable KV cache)")
+        return "kv_cache (a readable KV cache)"
     if not all(pair.npu.has_layers for pair in pairs):
-        return not_offered("layer_check", "decode_step_probed (outputs of all layers)")
+        return "decode_step_probed (outputs of all layers)"
     if any(arithmetic is None for arithmetic in arithmetics):
-        return not_offered("layer_check", "device_arithmetic (which arithmetic is deployed)")
-    rows = []
-    for pair, arithmetic in zip(pairs, arithmetics, strict=True):
-        assert arithmetic is not None
-        n_layers = len(reference.model.layers)
-        if pair.npu.prefill_layers.shape[0] != n_layers:
-            recorded = pair.npu.prefill_layers.shape[0]
-            judge.fail(f"{pair.at(0)}: the npu recorded {recorded} layers, the model has {n_layers}")
-            continue
-        finite_steps(judge, pair)
-        table = _prefill(judge, pair, arithmetic, reference.model)
-        entry: dict[str, Any] = {"index": pair.index, "text": pair.text, "prefill": _numbers(table.max(-1))}
-        entry["decode"] = []
-        if pair.npu.fed:
-            table = _decode(judge, pair, reference.model)
-            entry["decode"] = _numbers(table.max(-1))
-        rows.append(entry)
-    return judge.result("every layer from the npu's own hidden states and KV cache", {"prompts": rows})
+        return "device_arithmetic (which arithmetic is deployed)"
+    return ""
+
+
+def layers_of(
+    judge: Judge, pair: Pair, arithmetic: DeviceArithmetic | None, model: Any
+) -> dict[str, Any] | None:
+    """Judge one prompt layer by layer; returns its entry for the report, None when it cannot be compared."""
+    assert arithmetic is not None
+    n_layers, recorded = len(model.layers), pair.npu.prefill_layers.shape[0]
+    if recorded != n_layers:
+        judge.fail(f"{pair.at(0)}: the npu recorded {recorded} layers, the model has {n_layers}")
+        return None
+    finite_steps(judge, pair)
+    entry: dict[str, Any] = {"index": pair.index, "text": pair.text, "decode": []}
+    entry["prefill"] = _numbers(_prefill(judge, pair, arithmetic, model).max(-1))
+    if pair.npu.fed:
+        entry["decode"] = _numbers(_decode(judge, pair, model).max(-1))
+    return entry
 
 
 def _prefill(judge: Judge, pair: Pair, arithmetic: DeviceArithmetic, model: Any) -> Array:

@@ -28,7 +28,7 @@ class Pair:
         text: the prompt.
         npu: the device's pass.
         matched: the matched run fed with the same tokens, None when the arithmetic is not described.
-        plain: the plain HF run that chose those tokens.
+        plain: the plain HF run that chose those tokens, None where nobody chose them.
         tokenizer: decodes tokens for messages.
     """
 
@@ -36,7 +36,7 @@ class Pair:
     text: str
     npu: ForcedCapture
     matched: MatchedRun | None
-    plain: ReferenceRun
+    plain: ReferenceRun | None
     tokenizer: Any
 
     def at(self, step: int) -> str:
@@ -135,6 +135,7 @@ def plain_reference(pairs: Sequence[Pair], thresholds: Thresholds | None) -> Run
     judge = Judge("plain_reference", thresholds)
     rows = []
     for pair in pairs:
+        assert pair.plain is not None
         if not finite_steps(judge, pair):
             continue
         reference, npu = pair.plain.logits.astype(np.float32), pair.npu.logits.astype(np.float32)
@@ -159,7 +160,7 @@ def plain_reference(pairs: Sequence[Pair], thresholds: Thresholds | None) -> Run
 
 
 def _trend(pair: Pair) -> dict[str, list[float]] | None:
-    if not pair.npu.has_cache or pair.plain.keys.size == 0:
+    if not pair.npu.has_cache or pair.plain is None or pair.plain.keys.size == 0:
         return None
     trend = {}
     for name, ours, reference in _caches(pair, pair.plain.keys, pair.plain.values):

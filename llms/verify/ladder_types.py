@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from llms.verify.thresholds import Thresholds
@@ -41,8 +41,8 @@ class RungResult:
     """Outcome of one rung.
 
     Attributes:
-        name: ``teacher_forced``, ``cache_check``, ``layer_check``, ``self_consistency``, ``determinism``,
-            ``limits`` or ``plain_reference``.
+        name: ``teacher_forced``, ``cache_check``, ``layer_check``, ``edges``, ``self_consistency``,
+            ``determinism``, ``limits`` or ``plain_reference``.
         status: ``not offered`` when the adapter lacks the ability; never counted as passed.
         reason: why it is not offered, or one line on what was judged.
         measured: statistics with their limits.
@@ -79,6 +79,20 @@ class RungResult:
             "measured": [one.as_dict() for one in self.measured],
             "failures": list(self.failures),
         }
+
+
+def joined(first: RungResult, second: RungResult) -> RungResult:
+    """Two rungs as one, with name and data of the first; a second that is not offered adds nothing."""
+    if second.status == "not offered":
+        return first
+    status: Status = "failed" if "failed" in (first.status, second.status) else first.status
+    return replace(
+        first,
+        status=status,
+        reason=f"{first.reason}; {second.reason}",
+        measured=(*first.measured, *second.measured),
+        failures=(*first.failures, *second.failures),
+    )
 
 
 def not_offered(name: str, ability: str) -> RungResult:

@@ -44,8 +44,14 @@ FLOORS = {
 POOLED = {"limits.kl_max": "self_consistency.kl_max"}
 
 
+def alike(statistic: str) -> str:
+    """The statistic whose floor and margin hold: made-up prompts are measured as the others are."""
+    return statistic.replace("edges.", "layer_check.", 1)
+
+
 def floor_of(statistic: str) -> float:
     """The floor of a statistic ``<rung>.<name>``: its own, or its rung's."""
+    statistic = alike(statistic)
     return FLOORS.get(statistic, FLOORS[statistic.split(".")[0]])
 
 

@@ -12,7 +12,7 @@ Kind = Literal["silent", "nan", "zeros", "hang", "compile", "runtime", "slow", "
 """How a fault shows: wrong numbers without a sign, NaN, zeros, no end, no artefact, an error, time, a verdict
 that is not earned."""
 
-STAGES = ("compile", "runtime", "phase0", "phase1", "phase2", "phase3", "phase6", "phase7")
+STAGES = ("compile", "runtime", *(f"phase{number}" for number in range(8)))
 """Where a fault can be caught, earliest first. `runtime` is the host runtime and toolkit, which refuse."""
 
 

@@ -53,7 +53,23 @@ REAL_FAULTS = (
     "kv_slot_clobbered",
     "down_low_precision",
     "stale_weights",
+    "head_key_zeroed",
+    "weight_tile_fp8",
+    "head_rows_shifted",
+    "embedding_end_wrong",
+    "logits_one_percent",
+    "query_louder_prefill",
+    "stale_hidden",
+    "hole_at_one_step",
+    "probabilities_bf16",
+    "short_prompt",
+    "full_length_slot",
+    "last_bit_unsteady",
+    "worn_out",
 )
+# Forms, lengths and audits are gates of the code around a model: one model shows their faults.
+ONCE = "smollm2_135m"
+LATE = ("phase4", "phase5", "phase7")
 
 
 def tiny(model: str) -> Path:
@@ -68,22 +84,25 @@ def plants() -> list[Any]:
         found += [
             pytest.param(fault, model, tiny(model), id=f"{model}-tiny-{fault.name}")
             for fault in faults.load()
-            if fault.applies(opened)
+            if fault.applies(opened) and (model == ONCE or fault.expected not in LATE)
         ]
-    found += [pytest.param(faults.find(name), REAL, None, id=f"{REAL}-real-{name}") for name in REAL_FAULTS]
+    opened = Deployment.from_folder(REAL)
+    found += [
+        pytest.param(faults.find(name), REAL, None, id=f"{REAL}-real-{name}")
+        for name in REAL_FAULTS
+        if faults.find(name).applies(opened)
+    ]
     return found
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Callable[[str, Path | None], Bench]]:
-    """A bench per model and checkpoint; the one before is closed."""
+    """A bench per model and checkpoint, kept: workers get tests of several models in turn."""
     open_ones: dict[tuple[str, Path | None], Bench] = {}
 
     def get(model: str, checkpoint: Path | None) -> Bench:
         key = (model, checkpoint)
         if key not in open_ones:
-            while open_ones:
-                open_ones.popitem()[1].close()
             open_ones[key] = Bench(model, checkpoint)
         return open_ones[key]
 

@@ -57,6 +57,8 @@ LIMITS = {
     "cache_check": 0.02,
     "layer_check": 0.02,
     "layer_check.logits": 1e-4,
+    "edges": 0.02,
+    "edges.logits": 1e-4,
     "plain_reference": 0.2,
     "self_consistency": 0.05,
     "limits": 0.05,
@@ -176,6 +178,9 @@ class Full(Plain):
         ids = [int(token) for token in prompt_tokens]
         if self.kind == "truncates":
             ids = ids[:MAX_SEQ]
+        ids = [self._token(token) for token in ids]
+        if self.kind == "one token" and len(ids) == 1:
+            ids = [4]
         record = super().prefill(ids)
         if self.kind == "views":
             last = record.layer_intermediates[-1]
@@ -193,12 +198,13 @@ class Full(Plain):
     def decode_step_probed(self, input_token: int, current_pos: int) -> DecodeProbe:
         self.steps += 1
         keys, values = self.model.kv_cache()
-        if self.kind == "hole" and self.steps > 1:
+        holes = self.kind == "hole" and self.steps > 1 and keys.shape[2] > 4
+        if holes:
             holed = keys.copy(), values.copy()
             holed[0][:, :, 4], holed[1][:, :, 4] = 0, 0
             self.model.replace_cache(*holed)
-        record, seen = self._decode(input_token, current_pos)
-        if self.kind == "hole" and self.steps > 1:
+        record, seen = self._decode(self._token(input_token), current_pos)
+        if holes:
             self._put(slice(0, keys.shape[2]), keys, values)
         self._after()
         if self.kind == "nan" and self.steps == 3:
@@ -209,12 +215,15 @@ class Full(Plain):
             record = DecodeStepRecord(-record.lm_head_logits, int((-record.lm_head_logits).argmax()))
         return DecodeProbe(record, [{"ffn_out": layer[0]} for layer in seen])
 
+    def _token(self, token: int) -> int:
+        return token - 7 if self.kind == "rare tokens" and token in (93, 94) else token
+
     def _after(self) -> None:
         keys, values = self.model.kv_cache()
         if self.kind == "scale":
             values = values.copy()
             values[:, :, -1] = (values[:, :, -1].astype(np.float32) * 1.04).astype(values.dtype)
-        elif self.kind == "clobber":
+        elif self.kind == "clobber" and keys.shape[2] > 4:
             keys = keys.copy()
             keys[1, 0, 2] = keys[1, 0, 3]
         elif self.kind == "swapped heads":
@@ -288,7 +297,12 @@ def test_a_clean_device_passes_every_rung(checkpoint: Checkpoint, hf: HFReferenc
         "ladder",
         "cache_check",
         "layer_check",
+        "edges",
     }
+    assert [row["text"] for row in outcome.payloads["edges"]["prompts"]] == [
+        "made-up tokens, 1",
+        "made-up tokens, 16",
+    ]
     heat = outcome.payloads["cache_check"]["prompts"][0]["value_min_cosine"]
     assert (len(heat), len(heat[0])) == (3, 2)
     tried = {row["length"] for row in outcome.payloads["limits"]["lengths"]}
@@ -308,6 +322,8 @@ def test_a_clean_device_passes_every_rung(checkpoint: Checkpoint, hf: HFReferenc
         ("views", {"layer_check"}, "output of layer"),
         ("drifts", {"determinism"}, "repeated"),
         ("truncates", {"limits"}, "a prompt of 25 was answered"),
+        ("rare tokens", {"edges"}, "layer 0 head"),
+        ("one token", {"edges"}, "('made-up tokens, 1'), prefill"),
     ],
 )
 def test_a_fault_is_named(
@@ -319,6 +335,8 @@ def test_a_fault_is_named(
     assert rungs <= failed, outcome.message
     assert words in outcome.message
     assert json.dumps(outcome.payloads, allow_nan=False)
+    if kind in ("rare tokens", "one token"):
+        assert failed == {"edges"}, outcome.message
     if failed & {"teacher_forced", "cache_check", "layer_check"} and kind not in ("nan", "clobber", "rank"):
         assert "limit 0.0" in outcome.message
         assert "weakest fault it sees: some_fault" in outcome.message
@@ -355,7 +373,7 @@ def test_what_is_not_offered_is_not_passed(
 ) -> None:
     outcome = climb(checkpoint, hf, Plain(device_model))
     status = {rung.name: rung.status for rung in outcome.rungs}
-    missing = {"teacher_forced", "cache_check", "layer_check", "limits"}
+    missing = {"teacher_forced", "cache_check", "layer_check", "edges", "limits"}
     assert {name for name, value in status.items() if value == "not offered"} == missing
     assert all(status[name] == "passed" for name in ("plain_reference", "self_consistency", "determinism"))
     assert "kv_cache" in outcome.rung("cache_check").reason
@@ -375,6 +393,19 @@ def test_the_device_is_held_for_device_work_only(
 
     run_ladder(subject, hf, PROMPTS[:1], 3, thresholds=FixedThresholds(), device=lock())
     assert subject.events == ["runner", "held", "released", "free"]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 96, 49152, 151936])
+def test_made_up_tokens_reach_the_ends_of_the_vocabulary(vocab_size: int) -> None:
+    from llms.verify.ladder_edges import edge_tokens
+
+    tokens = edge_tokens(vocab_size, 144)
+    assert len(tokens) == 144
+    assert {0, vocab_size - 1} <= set(tokens) <= set(range(vocab_size))
+    if vocab_size > 32768:
+        assert {32767, 32768} <= set(tokens[:16])
+        gaps = np.diff(sorted(set(tokens)))
+        assert gaps.max() < vocab_size / 60
 
 
 def test_no_prompts(checkpoint: Checkpoint, hf: HFReference) -> None:

@@ -12,14 +12,18 @@ import argparse
 import datetime
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llms.checkpoints import write_atomically
 from llms.llama_kernel_builder import driver
+from llms.verify.arithmetic import DescribedRunner
 from llms.verify.chat import EncodedPrompt
 from llms.verify.deployment import Deployment
 from llms.verify.ladder import LadderOutcome, judge_ladder
+from llms.verify.ladder_edges import capture_edges, edges
+from llms.verify.ladder_types import RungResult
 from llms.verify.matched_reference import MatchedReference
 from llms.verify.prompts import STYLES
 from llms.verify.reference_cache import ReferenceCache
@@ -36,6 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     driver.select("twin")
     deployment = Deployment.from_folder(options.model, checkpoint=options.checkpoint)
     raw = _Raw(options.raw)
+    if options.edges:
+        _measure_edges(deployment, raw)
+        _add(threshold_key(deployment.name, deployment.checkpoint), _evaluate(deployment, raw), options.out)
+        return 0
     prompts = {
         f"{style} {index}": prompt
         for style in STYLES
@@ -56,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", type=Path, help="checkpoint instead of the model's own")
     parser.add_argument("--prompts", type=int, default=8, help="prompts per style for the clean measurement")
     parser.add_argument("--only", nargs="*", help="measure these faults again")
+    parser.add_argument(
+        "--edges", action="store_true", help="measure the rung `edges` alone and add it to the model's entry"
+    )
     parser.add_argument("--out", type=Path, default=FILE, help="thresholds file to update")
     parser.add_argument(
         "--raw",
@@ -76,10 +87,10 @@ class _Raw:
     def __contains__(self, name: str) -> bool:
         return name in self.content
 
-    def put(self, name: str, outcome: LadderOutcome) -> None:
+    def put(self, name: str, rungs: Sequence[RungResult]) -> None:
         self.content[name] = {
-            "values": {one.statistic: one.value for rung in outcome.rungs for one in rung.measured},
-            "failures": [line for rung in outcome.rungs for line in rung.failures[:2]],
+            "values": {one.statistic: one.value for rung in rungs for one in rung.measured},
+            "failures": [line for rung in rungs for line in rung.failures[:2]],
         }
         write_atomically(self.path, json.dumps(self.content, indent=1).encode())
         print(
@@ -111,7 +122,7 @@ def _measure_clean(deployment: Deployment, prompts: dict[str, EncodedPrompt], ra
         for index, (prompt_name, prompt) in enumerate(prompts.items()):
             name = f"{label} {prompt_name}"
             if name not in raw and not (label == "reordered" and index % 4):
-                raw.put(name, _measure(deployment, [prompt], matched, max_seq, keep=True))
+                raw.put(name, _measure(deployment, [prompt], matched, max_seq, keep=True).rungs)
     deployment.release_runners()
 
 
@@ -124,7 +135,31 @@ def _measure_faults(
         if not one.applies(deployment.config()) or (name in raw and one.name not in (again or ())):
             continue
         with one.plant(deployment.config()):
-            raw.put(name, _measure(deployment, prompts, matched, len(prompts[0]) + N_TOKENS, keep=False))
+            outcome = _measure(deployment, prompts, matched, len(prompts[0]) + N_TOKENS, keep=False)
+            raw.put(name, outcome.rungs)
+
+
+def _measure_edges(deployment: Deployment, raw: _Raw) -> None:
+    checkpoint = deployment.reference_checkpoint
+    for seed in (None, 1, 2, 3):
+        name = "clean made-up" if seed is None else f"reordered made-up, seed {seed}"
+        if name not in raw:
+            raw.put(name, [_edges(deployment, MatchedReference(checkpoint, reorder=seed))])
+    matched = MatchedReference(checkpoint)
+    for one in FAULTS:
+        if one.applies(deployment.config()) and f"fault {one.name}" not in raw:
+            with one.plant(deployment.config()):
+                raw.put(f"fault {one.name}", [_edges(deployment, matched)])
+
+
+def _edges(deployment: Deployment, matched: MatchedReference) -> RungResult:
+    runner = deployment.runner(1)
+    assert isinstance(runner, DescribedRunner)
+    try:
+        captures = capture_edges(runner, deployment.config().vocab_size)
+        return edges(captures, runner.device_arithmetic, matched, deployment.tokenizer, None)
+    finally:
+        deployment.release_runners()
 
 
 def _evaluate(deployment: Deployment, raw: _Raw) -> dict[str, Any]:
@@ -195,6 +230,20 @@ def _write(key: str, measured: dict[str, Any], out: Path) -> None:
         content = json.loads(out.read_text())
     content["models"][key] = measured
     content["models"] = dict(sorted(content["models"].items()))
+    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _add(key: str, measured: dict[str, Any], out: Path) -> None:
+    """Put the limits of one rung into an entry that holds the others."""
+    content: dict[str, Any] = json.loads(out.read_text())
+    entry = content["models"][key]
+    mine = {name.split(".")[0] for name in measured["limits"]}
+    kept = {name: limit for name, limit in entry["limits"].items() if name.split(".")[0] not in mine}
+    entry["limits"] = dict(sorted({**kept, **measured["limits"]}.items()))
+    for name, fault in measured["faults"].items():
+        known = entry["faults"].setdefault(name, {"what": fault["what"], "seen_by": []})
+        others = [one for one in known["seen_by"] if one.split(".")[0] not in mine]
+        known["seen_by"] = list(dict.fromkeys([*others, *fault["seen_by"]]))
     write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
 
 

@@ -17,6 +17,7 @@ _RUNGS = {
     "teacher_forced": "teacher-forced continuation",
     "cache_check": "KV cache",
     "layer_check": "layer by layer",
+    "edges": "rare tokens and lengths",
     "self_consistency": "self-consistency",
     "determinism": "determinism",
     "limits": "length limits",

@@ -1,0 +1,379 @@
+"""Narrow faults of the loop: one layer, step, slot, length or call; the rest is right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from llms.faults.narrow import fp8, rounded
+from llms.faults.seams import Array, attention, decode, layers, middle, prefill
+from llms.llama_kernel_builder import host_ops, llama_loop
+from llms.llama_kernel_builder.model_config import ModelConfig
+from npu_twin.faults._types import Fault, Plant
+
+_PORTING = "porting mistake between Hugging Face transformers and a hand-written forward pass"
+_CACHE = "porting mistake in a KV cache kept by hand"
+_LENGTH = "a mistake that begins at a length"
+_STATE = "state that one call leaves to a later one"
+
+# -- layers ------------------------------------------------------------------------------------------------
+
+
+def _of_middle(change: Callable[..., Any]) -> Plant:
+    """Change decode of the layer in the middle."""
+
+    def in_decode(right: Any, config: ModelConfig, position: int, run: Any, layer: int, *rest: Any) -> Any:
+        if layer != middle(config):
+            return right(run, layer, *rest)
+        return change(right, config, run, layer, *rest)
+
+    return layers(in_decode=in_decode)
+
+
+def _residual_twice(right: Any, config: ModelConfig, run: Any, layer: int, x: Array, *rest: Any) -> Array:
+    out = np.asarray(right(run, layer, x, *rest))
+    return rounded(out.astype(np.float32) + np.asarray(x).astype(np.float32))
+
+
+def _with_attention(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Change what the layer's attention is given or returns: ``change(attend, config, q, k, v)``."""
+
+    def layer_with(right: Any, config: ModelConfig, run: Any, layer: int, *rest: Any) -> Any:
+        *others, attend = rest
+        return right(run, layer, *others, lambda q, k, v: change(attend, config, q, k, v))
+
+    return layer_with
+
+
+def _values_reversed(attend: Any, config: ModelConfig, q: Array, k: Array, v: Array) -> Array:
+    heads = np.asarray(v).reshape(config.n_kv_heads, -1)[::-1]
+    found: Array = attend(q, k, heads.reshape(np.asarray(v).shape).copy())
+    return found
+
+
+def _heads_shifted(attend: Any, config: ModelConfig, q: Array, k: Array, v: Array) -> Array:
+    out = np.asarray(attend(q, k, v))
+    return np.roll(out.reshape(config.n_heads, -1), 1, axis=0).reshape(out.shape)
+
+
+@contextlib.contextmanager
+def _stale_hidden() -> Iterator[None]:
+    """From the 17th decode step on, the layer in the middle is given the hidden state of the step before."""
+    steps, before = 0, np.empty(0)
+
+    def start(right: Any, *arguments: Any) -> Any:
+        nonlocal steps
+        steps = 0
+        return right(*arguments)
+
+    def in_decode(
+        right: Any, config: ModelConfig, position: int, run: Any, layer: int, x: Array, *rest: Any
+    ) -> Any:
+        nonlocal steps, before
+        if layer == middle(config):
+            steps += 1
+            now = np.array(x)
+            x, before = (before if steps > 16 else x), now
+        return right(run, layer, x, *rest)
+
+    with prefill(start), layers(in_decode=in_decode):
+        yield
+
+
+# -- cache and positions -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _slot_lost() -> Iterator[None]:
+    """What the 12th decode step wrote for one head is gone after it."""
+    steps = 0
+
+    def start(right: Any, *arguments: Any) -> Any:
+        nonlocal steps
+        steps = 0
+        return right(*arguments)
+
+    def step(right: Any, *arguments: Any) -> Any:
+        nonlocal steps
+        result = right(*arguments)
+        steps += 1
+        if steps == 12:
+            config, cache, position = arguments[3], arguments[6], arguments[7]
+            cache.k[middle(config), 0, position] = 0
+        return result
+
+    with prefill(start), decode(step):
+        yield
+
+
+def _key_into_neighbour(right: Any, *arguments: Any) -> Any:
+    result = right(*arguments)
+    index, cache, position = middle(arguments[3]), arguments[6], arguments[7]
+    cache.k[index - 1, :, position] = cache.k[index, :, position]
+    return result
+
+
+def _cache_in_eight_bits(right: Any, *arguments: Any) -> Any:
+    result = right(*arguments)
+    cache, position = arguments[6], arguments[7]
+    for array in (cache.k, cache.v):
+        array[:, :, position] = fp8(array[:, :, position])
+    return result
+
+
+def _table(change: Callable[[Array, int], Array]) -> Plant:
+    """Decode with ``change(table, position)``."""
+
+    def step(
+        right: Any, run: Any, seq: Any, w: Any, cfg: Any, x: Any, lut: Array, cache: Any, pos: int, *rest: Any
+    ) -> Any:
+        return right(run, seq, w, cfg, x, change(lut, pos), cache, pos, *rest)
+
+    return decode(step)
+
+
+def _wrapped(table: Array, position: int) -> Array:
+    return np.concatenate([table[:64]] * (len(table) // 64)) if position >= 64 else table
+
+
+def _late_beyond(table: Array, position: int) -> Array:
+    return np.roll(table, -1, axis=0) if position >= 128 else table
+
+
+def _prefill_table(shortest: int, first: int) -> Plant:
+    """Rotary rows of a prompt one late from ``first`` on, in compiled lengths from ``shortest``."""
+    name = "pad_table"
+    right = getattr(llama_loop, name)
+
+    def pad(rows: Array, width: int) -> Array:
+        out: Array = right(rows, width)
+        if len(out) < shortest:
+            return out
+        out = out.copy()
+        out[first:] = np.roll(out[first:], -1, axis=0)
+        return out
+
+    return mock.patch.object(llama_loop, name, pad)
+
+
+def _without_self(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    return (q, keys[:, :-1], values[:, :-1]) if keys.shape[1] > 1 else (q, keys, values)
+
+
+def _one_hole(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    """At 60 positions the slot that the first KV head's queries look at most reads zero."""
+    if keys.shape[1] == 60:
+        keys, values = keys.copy(), values.copy()
+        query = host_ops.widen(q).reshape(keys.shape[0], -1, keys.shape[2])[0]
+        slot = int((query @ host_ops.widen(keys[0]).T).max(axis=0)[:-1].argmax())
+        keys[0, slot], values[0, slot] = 0, 0
+    return q, keys, values
+
+
+@contextlib.contextmanager
+def _softmax(change: Callable[[Array], Array]) -> Iterator[None]:
+    """Decode attention with ``change(scores)`` for its probabilities."""
+
+    def attend(profiler: Any, q: Array, keys: Array, values: Array, n_heads: int) -> Array:
+        kv_heads, _, d = keys.shape
+        query = host_ops.widen(q).reshape(kv_heads, n_heads // kv_heads, d)
+        wide_keys, wide_values = (host_ops.widen(np.ascontiguousarray(x)) for x in (keys, values))
+        scores = query @ wide_keys.transpose(0, 2, 1) * np.float32(d**-0.5)
+        out: Array = (change(scores) @ wide_values).reshape(n_heads * d).astype(bfloat16)
+        return out
+
+    with mock.patch.object(host_ops, "decode_attention", attend):
+        yield
+
+
+def _saturated(scores: Array) -> Array:
+    weights = np.exp(np.minimum(scores, np.float32(4.0)))
+    found: Array = weights / weights.sum(-1, keepdims=True)
+    return found
+
+
+def _probabilities_bf16(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return rounded(weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+# -- prompts and calls -------------------------------------------------------------------------------------
+
+
+def _with_ids(change: Callable[[list[int]], list[int]]) -> Plant:
+    return prefill(lambda right, *a: right(*a[:5], change([int(token) for token in a[5]]), *a[6:]))
+
+
+def _short(ids: list[int]) -> list[int]:
+    return [ids[0] ^ 1, *ids[1:]] if len(ids) < 8 else ids
+
+
+def _odd(ids: list[int]) -> list[int]:
+    return [*ids[:-2], ids[-1], ids[-1]] if len(ids) % 2 and len(ids) > 1 else ids
+
+
+def _last_slot_of_full(right: Any, *arguments: Any) -> Any:
+    result = right(*arguments)
+    ids, cache = arguments[5], arguments[6]
+    if len(ids) in llama_loop.BUCKETS:
+        cache.k[:, :, len(ids) - 1] = 0
+    return result
+
+
+@contextlib.contextmanager
+def _token_of_before() -> Iterator[None]:
+    """One token near the end of a prompt is that of the prompt before."""
+    kept: list[int] = []
+
+    def change(ids: list[int]) -> list[int]:
+        place = max(0, len(ids) - 10)
+        used = [*ids[:place], kept[0], *ids[place + 1 :]] if kept else ids
+        kept[:] = [ids[place]]
+        return used
+
+    with _with_ids(change):
+        yield
+
+
+@contextlib.contextmanager
+def _first_logits_again() -> Iterator[None]:
+    """The first decode step returns what the prefill returned."""
+    kept: list[Any] = []
+
+    def start(right: Any, *arguments: Any) -> Any:
+        kept[:] = [right(*arguments)]
+        return kept[0]
+
+    def step(right: Any, *arguments: Any) -> Any:
+        found = right(*arguments)
+        return kept.pop() if kept else found
+
+    with prefill(start), decode(step):
+        yield
+
+
+@contextlib.contextmanager
+def _worn_out() -> Iterator[None]:
+    """Right for 40 decode steps, 1 % too large in the logits from then on, whatever the prompt."""
+    steps = 0
+
+    def step(right: Any, *arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        token, logits = right(*arguments)
+        return token, rounded(host_ops.widen(logits) * np.float32(1.01)) if steps > 40 else logits
+
+    with decode(step):
+        yield
+
+
+def _fault(name: str, what: str, plant: Callable[[], Plant], origin: str = _PORTING, **more: Any) -> Fault:
+    return Fault(name, "silent", what, origin, more.pop("expected", "phase3"), plant, **more)
+
+
+FAULTS: tuple[Fault, ...] = (
+    _fault(
+        "residual_twice", "residual added twice in one layer, in decode", lambda: _of_middle(_residual_twice)
+    ),
+    _fault("stale_hidden", "one layer is given the step before, from step 17 on", _stale_hidden, _STATE),
+    _fault(
+        "value_heads_reversed",
+        "V heads stored in the other order, one layer, in decode",
+        lambda: _of_middle(_with_attention(_values_reversed)),
+        _CACHE,
+        applies=lambda model: model.config().n_kv_heads > 1,
+        where="more than one KV head",
+    ),
+    _fault(
+        "heads_shifted",
+        "attention results one head on, one layer, in decode",
+        lambda: _of_middle(_with_attention(_heads_shifted)),
+    ),
+    _fault("slot_lost", "what one step wrote for one head is lost", _slot_lost, _CACHE),
+    _fault(
+        "key_into_neighbour",
+        "K of one layer also lands in the layer before",
+        lambda: decode(_key_into_neighbour),
+        _CACHE,
+    ),
+    _fault("cache_fp8", "decode stores K and V in eight bits", lambda: decode(_cache_in_eight_bits), _CACHE),
+    _fault("position_wraps", "positions start again at 64, in decode", lambda: _table(_wrapped), _LENGTH),
+    _fault(
+        "rows_late_from_32",
+        "rotary rows of a prompt one late from the 32nd on",
+        lambda: _prefill_table(0, 32),
+        _LENGTH,
+    ),
+    _fault("own_slot_hidden", "decode attention leaves out the new slot", lambda: attention(_without_self)),
+    _fault(
+        "window_48",
+        "decode attends to the last 48 slots only",
+        lambda: attention(lambda q, k, v: (q, k[:, -48:], v[:, -48:])),
+        _LENGTH,
+    ),
+    _fault(
+        "hole_at_one_step",
+        "the slot that counts most reads zero for one head at one step",
+        lambda: attention(_one_hole),
+        _CACHE,
+    ),
+    _fault(
+        "softmax_saturates", "soft-max without its maximum: scores saturate", lambda: _softmax(_saturated)
+    ),
+    _fault(
+        "probabilities_bf16",
+        "decode attention rounds its probabilities to bf16",
+        lambda: _softmax(_probabilities_bf16),
+    ),
+    _fault(
+        "first_logits_again",
+        "the first decode step returns the prefill's logits",
+        _first_logits_again,
+        _STATE,
+    ),
+    _fault(
+        "short_prompt",
+        "the first token of a prompt below 8 tokens is another",
+        lambda: _with_ids(_short),
+        _LENGTH,
+    ),
+    _fault(
+        "odd_prompt",
+        "the last token but one repeats the last in prompts of odd length",
+        lambda: _with_ids(_odd),
+        _LENGTH,
+    ),
+    _fault(
+        "full_length_slot",
+        "a prompt that fills its compiled length loses its last slot",
+        lambda: prefill(_last_slot_of_full),
+        _LENGTH,
+    ),
+    _fault(
+        "token_of_before",
+        "one token of a prompt is that of the prompt before",
+        _token_of_before,
+        _STATE,
+        prompts=2,
+    ),
+    _fault("worn_out", "logits 1 % too large after 40 decode steps", _worn_out, _STATE),
+    _fault(
+        "late_beyond_128",
+        "decode one position late from 128 on",
+        lambda: _table(_late_beyond),
+        _LENGTH,
+        expected="phase6",
+    ),
+    _fault(
+        "long_table_late",
+        "rotary rows one late in compiled lengths above 128",
+        lambda: _prefill_table(256, 0),
+        _LENGTH,
+        expected="phase6",
+    ),
+)

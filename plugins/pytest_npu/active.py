@@ -14,11 +14,10 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from . import ledger_bridge, session, xdist_bridge
-from .constants import NPU2
+from .constants import AWAKE, NPU2
 from .device import Device, open_default_device
 from .header import header_lines
 from .options import NpuOptions
-from .plugin import AWAKE
 from .session import finish
 from .state import STATE, NpuState, Role, state_of
 from .threads import let_threads_sleep

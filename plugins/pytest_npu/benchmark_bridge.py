@@ -153,11 +153,8 @@ def machine_fields(state: NpuState) -> dict[str, Any]:
     return {"device": DEVICE_LABELS[state.device.name], **state.device.identity}
 
 
-def compare_machines(config: pytest.Config, compared_benchmark: Mapping[str, Any]) -> None:
+def compare_machines(config: pytest.Config, saved: Mapping[str, Any]) -> None:
     """Raise pytest.UsageError when the saved times come from another device, driver or power mode."""
-    saved = compared_benchmark.get("machine_info", {}).get("npu")
-    if saved is None:
-        return
     state = state_of(config)
     if not state.device.identity:
         from .preflight import run_preflight

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from . import benchmark_fixture, newhooks
-from .constants import EXPECTED_KEY, FD_ENV
+from .constants import AWAKE, EXPECTED_KEY, FD_ENV
 from .fixtures import (
     deployment,
     device_clock,
@@ -39,8 +39,6 @@ __all__ = [
     "npu_record",
 ]
 
-#: Name of the plugin with the hooks that do the work.
-AWAKE = "npu-active"
 _FOLDERS: pytest.StashKey[ModelFolders] = pytest.StashKey()
 
 

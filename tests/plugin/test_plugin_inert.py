@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -32,6 +33,18 @@ def test_unrelated_suite_sees_nothing_of_it(suite, monkeypatch, args, plugins):
     ]
     assert shown == []
     assert not (suite.path / "reports").exists()
+
+
+def test_saved_benchmarks_of_an_unrelated_suite_name_no_device(suite, monkeypatch):
+    pytest.importorskip("pytest_benchmark")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    tests = UNRELATED + "def test_speed(benchmark): benchmark(len, 'x')\n"
+    suite.pytester.makepyfile(tests)
+    save = ("--benchmark-json=b.json", "--benchmark-autosave")
+    suite.spawn(*save, plugins="benchmark").assert_outcomes(passed=4)
+    assert "npu" not in json.loads((suite.path / "b.json").read_text())["machine_info"]
+    again = suite.spawn(*save, "--benchmark-compare", plugins="benchmark")
+    again.assert_outcomes(passed=4)
 
 
 def test_without_pytests_optional_plugins(suite):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llms import audit
+from llms.verify.ladder import RUNGS
 
 RIGGED = Path(__file__).resolve().parents[1] / "data" / "rigged"
 
@@ -74,7 +75,7 @@ def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
     for part in (
         "# Evaluation of honest: PASS-with-warnings",
         "| token-set gate | 1 of 1 prompts pass;",
-        "| ladder | 7 of 7 rungs pass; nearest to its limit: ",
+        f"| ladder | {len(RUNGS)} of {len(RUNGS)} rungs pass; nearest to its limit: ",
         "| planted faults | 3 of 3 make the gates fail |",
         "## Questions and answers",
         "## What this does not show",

@@ -49,15 +49,30 @@ class ModelAdapter:
         self.inference = inference
         self.source = source
         self.config = config
+        self._chosen_folder: Path | None = None
+
+    def resolve_model(self, choice: str) -> str:
+        """A key of the choices -> HF id; anything else (an id or a path) passes through.
+
+        A path that exists is kept for `build_config()`: the deployment contract passes it no model.
+        """
+        path = Path(choice).expanduser()
+        self._chosen_folder = path if choice not in self.source.choices and path.exists() else None
+        return self.source.resolve_model(choice)
 
     def hf_reference(self, name: str) -> str:
         """The reference runs on the very checkpoint that is deployed."""
         return name
 
     def build_config(self, model_name: str | None = None) -> ModelConfig:
-        """The configuration of a checkpoint; without one, that of the published model."""
-        if model_name is None:
+        """The configuration of a checkpoint.
+
+        Without one, that of the path which `resolve_model` was given last; after a key or an HF id, that of
+        the published model.
+        """
+        if model_name is None and self._chosen_folder is None:
             return self.config
+        model_name = model_name or str(self._chosen_folder)
         return ModelConfig.from_hf_folder(self.source.checkpoint(model_name).path)
 
     def build_runner(

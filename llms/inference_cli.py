@@ -158,7 +158,7 @@ def _compile(adapter: Any) -> int:
     from .session import compile_all
 
     device = current().name
-    for program, artefact in compile_all(adapter.inference, adapter.build_config(), device=device):
+    for program, artefact in compile_all(adapter.inference, adapter.CONFIG, device=device):
         print(f"{'built' if artefact.built else 'kept '} {program:28} {artefact.path.name}")
     return 0
 

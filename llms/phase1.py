@@ -154,7 +154,7 @@ def deployed_configs(
         return [ModelConfig.from_hf_folder(Path(checkpoint))]
     wanted = choice or adapter.DEFAULT_MODEL
     cached = _cached_folder(str(adapter.resolve_model(wanted)))
-    found = [adapter.build_config() if cached is None else ModelConfig.from_hf_folder(cached)]
+    found = [adapter.CONFIG if cached is None else ModelConfig.from_hf_folder(cached)]
     tiny = folder / "tiny"
     if choice in (None, adapter.DEFAULT_MODEL) and (tiny / "config.json").is_file():
         found.append(ModelConfig.from_hf_folder(tiny))

@@ -28,9 +28,9 @@ def beside_silicon(deployment: Deployment) -> dict[str, Any]:
     from llms.models import find_model
     from llms.verify.deployment import load_adapter
 
-    rows = _rows(deployment.name, load_adapter(deployment.folder).build_config())
+    rows = _rows(deployment.name, load_adapter(deployment.folder).CONFIG)
     if deployment.name != REFERENCE_MODEL:
-        reference = load_adapter(find_model(REFERENCE_MODEL).folder).build_config()
+        reference = load_adapter(find_model(REFERENCE_MODEL).folder).CONFIG
         rows += _rows(f"{REFERENCE_MODEL}, the reference model", reference)
     return {"definition": DEFINITION, "rows": rows}
 

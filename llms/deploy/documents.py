@@ -252,10 +252,7 @@ def production_config(facts: Facts) -> ModelConfig | None:
     from llms.llama_kernel_builder.model_config import ModelConfig
     from llms.verify.deployment import load_adapter
 
-    try:
-        config = load_adapter(facts.model.folder).build_config()
-    except TypeError:
-        return None
+    config = getattr(load_adapter(facts.model.folder), "CONFIG", None)
     return config if isinstance(config, ModelConfig) else None
 
 

@@ -30,7 +30,7 @@ def texts(model: ModelFolder, only: tuple[str, ...] = RENDERED) -> dict[str, str
     """Path in the model's folder -> text. The configuration is the adapter's, that of the published model."""
     from llms.verify.deployment import load_adapter
 
-    config = load_adapter(model.folder).build_config()
+    config = load_adapter(model.folder).CONFIG
     context = scaffold.context_of(config, model.name, TITLES.get(model.name, model.name), local=False)
     default = model.choices[model.default]
     others = sorted({hf_id for hf_id in model.choices.values() if hf_id != default})

@@ -98,7 +98,7 @@ def _config(source: str) -> Any:
         ) from None
     from llms.verify.deployment import load_adapter
 
-    return load_adapter(model.folder).build_config()
+    return load_adapter(model.folder).CONFIG
 
 
 def _cached_config(hf_id: str) -> Path | None:

@@ -98,7 +98,7 @@ def _programs(
     from llms.llama_kernel_builder.llama_loop import all_programs, bucket_for
 
     phases = set(selection.phases)
-    config = selection.config if selection.config is not None else adapter.build_config()
+    config = selection.config if selection.config is not None else adapter.CONFIG
     if phases & LEAF:
         yield from ((LEAF, program) for program in _leaves(model, sequence, config, selection.kernels))
     if phases & MERGED:

@@ -51,7 +51,7 @@ def _model(model: str | None) -> tuple[Any, MemoryEstimate | None]:
 
     folder = find_model(model)
     adapter = importlib.import_module(f"llms.{folder.name}.verify_adapter")
-    return adapter, estimate(model, adapter.build_config())
+    return adapter, estimate(model, adapter.CONFIG)
 
 
 def examine_model(folder: Path, selection: artefacts.Selection | None = None) -> tuple[Finding, ...]:

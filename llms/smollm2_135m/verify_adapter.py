@@ -6,13 +6,14 @@ from . import smollm2_135m_inference as inference
 from .smollm2_135m_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE
 
 _adapter = ModelAdapter(inference, SOURCE, CONFIG)
-resolve_model = SOURCE.resolve_model
+resolve_model = _adapter.resolve_model
 checkpoint = SOURCE.checkpoint
 hf_reference = _adapter.hf_reference
 build_config = _adapter.build_config
 build_runner = _adapter.build_runner
 
 __all__ = [
+    "CONFIG",
     "DEFAULT_MODEL",
     "MODEL_CHOICES",
     "build_config",

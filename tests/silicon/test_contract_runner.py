@@ -83,6 +83,25 @@ def test_the_published_configuration_on_the_tiny_checkpoint_is_refused_clearly()
         adapter.build_runner(tiny, adapter.build_config(), 128, None)
 
 
+def test_the_configuration_is_that_of_the_path_resolved_last() -> None:
+    """The contract passes `build_config` no model, so a verifier's `--model FOLDER` reaches it this way."""
+    adapter = importlib.import_module("llms.qwen2.verify_adapter")
+    tiny = str(ROOT / "qwen2" / "tiny")
+    assert adapter.resolve_model(tiny) == tiny
+    assert adapter.build_config().n_layers == 3
+    adapter.resolve_model(adapter.DEFAULT_MODEL)
+    assert adapter.build_config() == adapter.CONFIG
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_folder_in_a_verifier_that_imports_ours(model: str, tmp_path: Path) -> None:
+    arguments = ("--runner", f"llms.{model}.verify_adapter", "--model", str(ROOT / model / "tiny"))
+    done = contract(tmp_path, *arguments, "--n-tokens", "4", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("0 of 1 failed\n")
+
+
 def test_private_packages_leave_the_process_alone() -> None:
     """Ours are found by their private names, with all their lazy imports; the others stay what they are."""
     code = (

@@ -163,7 +163,7 @@ def test_templates_render_what_the_committed_models_are(model: str) -> None:
     from llms.verify.deployment import load_adapter
 
     adapter = load_adapter(LLMS / model)
-    context = scaffold.context_of(adapter.build_config(), model, "T", local=False)
+    context = scaffold.context_of(adapter.CONFIG, model, "T", local=False)
     context |= {"choice": "instruct", "source": '"x"', "checkpoint_words": "x"}
     for path, text in scaffold.rendered(context, ("prefill.py", "decode.py", "inference.py")).items():
         trees = [ast.parse(source) for source in (text, (LLMS / model / path).read_text())]

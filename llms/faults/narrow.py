@@ -155,7 +155,7 @@ def _never_ends(logits: Array, config: ModelConfig) -> Array:
 @contextlib.contextmanager
 def _final_eps() -> Iterator[None]:
     right = host_ops.final_rms_norm
-    with mock.patch.object(host_ops, "final_rms_norm", lambda p, row, w, eps: right(p, row, w, 1000 * eps)):
+    with mock.patch.object(host_ops, "final_rms_norm", lambda p, row, w, eps: right(p, row, w, 0.1)):
         yield
 
 
@@ -266,7 +266,7 @@ FAULTS: tuple[Fault, ...] = (
         "Gemma 2's soft cap of the final logits",
     ),
     _fault("logits_one_percent", "logits 1 % too large", lambda: _logits(lambda x, _: x * np.float32(1.01))),
-    _fault("final_norm_eps", "final norm with an eps 1000 times too large", _final_eps),
+    _fault("final_norm_eps", "final norm with an eps of 0.1", _final_eps),
     _fault("query_louder_prefill", "Q of a prompt 2 % too large", lambda: _times("rope_q", 1.02), _KERNEL),
     _fault(
         "residual_one_percent",

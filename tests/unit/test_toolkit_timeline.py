@@ -23,6 +23,7 @@ from llms.llama_kernel_builder.program import Buffer, Program, leaf_program
 from llms.llama_kernel_builder.specs import KernelSpec
 from llms.llama_kernel_builder.stitch import Part, stitch
 from llms.llama_kernel_builder.timeline import Timeline, TimelineError, keep_unfinished
+from llms.llama_kernel_builder.toolchain import TwinToolchain
 from npu_twin import injection, pyxrt, trace
 
 N = 1024
@@ -50,7 +51,7 @@ def vector() -> np.ndarray:
 
 
 def make_cache(folder: Path, device: Driver) -> KernelCache:
-    made = KernelCache(folder / "cache", driver=device)
+    made = KernelCache(folder / "cache", driver=device, toolchain=TwinToolchain())  # what pyxrt here can load
     made.compile_and_cache(twice())
     return made
 

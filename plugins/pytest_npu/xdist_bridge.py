@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .constants import EXPECTED_KEY
+from .constants import EXPECTED_KEY, NPU2
 from .events import Event
 from .models import model_name
 from .state import NpuState, Role
@@ -137,11 +137,16 @@ class XdistHooks:
         state, hooks = self._state, self
 
         class ModelScheduling(LoadScopeScheduling):  # type: ignore[misc]
-            """Tests of one model form one unit of work; other tests are units of their own."""
+            """Tests of one model form one unit of work; other tests are units of their own.
+
+            On the twin the modules of one model are units when all its tests belong to one phase: a large
+            model would else decide alone how long a run of phase 6 takes.
+            """
 
             def __init__(self, config: pytest.Config, log: Any) -> None:
                 super().__init__(config, log)
                 self.workqueue = LongestFirst(self._durations)
+                self._sharing: dict[str, bool] = {}
 
             def _durations(self) -> dict[str, float]:
                 folders = {state.folders.of_nodeid(nodeid, config.rootpath) for nodeid in self.collection}
@@ -150,7 +155,21 @@ class XdistHooks:
 
             def _split_scope(self, nodeid: str) -> str:
                 folder = state.folders.of_nodeid(nodeid, config.rootpath)
-                return nodeid if folder is None else f"model {model_name(folder)}"
+                if folder is None:
+                    return nodeid
+                model = model_name(folder)
+                return (
+                    f"model {model} {nodeid.partition('::')[0]}" if self._shared(model) else f"model {model}"
+                )
+
+            def _shared(self, model: str) -> bool:
+                """Whether workers may share a model: no phase waits for another, no device is waited for."""
+                if state.device.name == NPU2:
+                    return False
+                if model not in self._sharing:
+                    phases = {info.phase for info in state.tests.values() if info.model == model}
+                    self._sharing[model] = len(phases) == 1
+                return self._sharing[model]
 
             def remove_node(self, node: WorkerController) -> str | None:
                 """Don't run a test that killed its worker again; xdist 3.8 does, until none is left."""

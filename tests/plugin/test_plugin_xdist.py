@@ -45,6 +45,24 @@ def test_one_model_stays_on_one_worker_and_everything_reaches_the_report(suite):
     assert [line for line in result.outlines if line.startswith("npu: device")]
 
 
+MEETS = """
+@pytest.mark.phase6
+def test_{name}(npu_record):
+    npu_record("worker", os.environ["PYTEST_XDIST_WORKER"])
+    open("{name}.seen", "w").close()
+    end = time.monotonic() + 20
+    while not os.path.exists("{other}.seen"):
+        assert time.monotonic() < end, "the other module did not start meanwhile"
+        time.sleep(0.05)
+"""
+
+
+def test_workers_share_a_model_when_one_phase_is_selected(suite):
+    suite.model(a=MEETS.format(name="a", other="b"), b=MEETS.format(name="b", other="a"))
+    suite.spawn("-n", "2", "-m", "phase6", plugins="xdist").assert_outcomes(passed=2)
+    assert set(records(suite, "worker", "tiny")) == {"gw0", "gw1"}
+
+
 def test_phase_blocks_on_a_worker(suite):
     suite.model(a=THREE.replace("def test_one(): pass", "def test_one(): assert 0"))
     suite.spawn("-n", "1", plugins="xdist").assert_outcomes(failed=1, skipped=2)

@@ -143,7 +143,8 @@ def usable(row: Row) -> bool:
     )
 
 
-def _rank(row: Row) -> tuple[int, int, float, str]:
+def rank(row: Row) -> tuple[int, int, float, str]:
+    """Order of choice among usable rows, best first: provenance, then latency in us, then id."""
     figures = row.get("figures") or {}
     latency = figures.get("latency_us")
     return (
@@ -186,7 +187,7 @@ def best(
         command = f"python -m kernel_registry sweep {op} {shape}{f' {options}' if options else ''}"
         named = ", ".join(f"{d}={dims[d]}" for d in DIMS[op])
         raise UnmeasuredShape(op, named, options.replace("--", ""), command)
-    row = min(candidates, key=_rank)
+    row = min(candidates, key=rank)
     return KernelConfig(
         op=op,
         method=row["method"],

@@ -241,7 +241,7 @@ def judge(case: KernelCase, spec: KernelSpec, inputs: Mapping[str, Any], output:
     base = kernel_laws.baseline(spec.op, spec.method, dims, tile, case.need.causal, over.total, rows)
     expected = kernel_laws.expected_over(spec.op, spec.method, dims, tile, gate.rtol, gate.atol)
     allowed = kernel_laws.most_over(expected, _published_over(rows, spec))
-    used = _row(case, spec, rows)
+    used = configuring_row(spec, rows)
     problems = []
     if not metrics.mean_rel_L1 <= base.limit:
         problems.append(
@@ -252,7 +252,7 @@ def judge(case: KernelCase, spec: KernelSpec, inputs: Mapping[str, Any], output:
             f"{over.count} of {over.total} elements beyond rtol {gate.rtol:g}, atol {gate.atol:g}, at most "
             f"{allowed} explained; worst by {over.worst:.3e}, first at {list(over.indices[:3])}"
         )
-    problems += _row_problems(case, used)
+    problems += row_problems(case, used)
     status = "FAIL" if problems else "pass"
     if over.count and not problems:
         status = f"in tier, {over.count} element{'s' if over.count > 1 else ''} over"
@@ -295,20 +295,21 @@ def _published_over(rows: Sequence[Mapping[str, Any]], spec: KernelSpec) -> int:
     return max(counts, default=0)
 
 
-def _row(case: KernelCase, spec: KernelSpec, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The registry row that configured this kernel."""
-    for row in rows:
-        if (
-            row["method"] == spec.method
-            and tuple(row.get("herd") or ()) == spec.herd
-            and (row.get("tile") or {}) == dict(spec.tile)
-            and registry_lookup.usable(row)
-        ):
-            return row
-    return None
+def configuring_row(spec: KernelSpec, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The registry row that configured this kernel: the lookup's choice where several say the same."""
+    same = [
+        row
+        for row in rows
+        if row["method"] == spec.method
+        and tuple(row.get("herd") or ()) == spec.herd
+        and (row.get("tile") or {}) == dict(spec.tile)
+        and registry_lookup.usable(row)
+    ]
+    return min(same, key=registry_lookup.rank, default=None)
 
 
-def _row_problems(case: KernelCase, row: Mapping[str, Any] | None) -> list[str]:
+def row_problems(case: KernelCase, row: Mapping[str, Any] | None) -> list[str]:
+    """What the registry does not say of a kernel that a model launches."""
     if row is None:
         return ["no row of the kernel registry has this configuration"]
     tags = [str(tag) for tag in row.get("used_by", ())]

@@ -188,6 +188,25 @@ def test_a_row_that_does_not_name_the_model() -> None:
     assert "--if-missing --used-by another_model" in found["problems"][0]
 
 
+@pytest.mark.parametrize("model", ["smollm2_135m", "llama32_1b", "qwen2", "qwen3_0_6b"])
+def test_rows_of_all_lengths_name_the_model(model: str) -> None:
+    """The slow cases too, whose kernels take long while their rows do not."""
+    for case in phase1.model_cases(LLMS / model, buckets=phase1.BUCKETS)[1]:
+        row = phase1.configuring_row(case.spec(), registry_lookup.rows(case.need.op, case.dims))
+        assert not phase1.row_problems(case, row)
+
+
+def test_of_rows_that_say_the_same_the_best_is_the_one() -> None:
+    """A published sweep over herds repeats the row of the kernel alone, without its users."""
+    need = Requirement("silu_mul", (16777216,))
+    case = phase1.KernelCase("llama32_1b", need)
+    rows = registry_lookup.rows("silu_mul", case.dims)
+    for order in (rows, rows[::-1]):
+        row = phase1.configuring_row(case.spec(), order)
+        assert row is not None
+        assert row["id"] == registry_lookup.silu_mul_config(16777216).row_id
+
+
 def published() -> list[dict[str, Any]]:
     found = []
     for path in sorted((registry_lookup.PACKAGED / "details").glob("*.json")):

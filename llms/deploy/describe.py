@@ -112,6 +112,7 @@ class Speed:
     ttft_error: float
     tpot_error: float
     breakdown: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def tps(self) -> float:
@@ -151,6 +152,7 @@ def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
         error["ttft_s"],
         error["decode_ms_per_token"],
         tuple(rows),
+        found.notes,
     )
 
 

@@ -33,13 +33,14 @@ def predict_source(source: str, seq_len: int = describe.SEQ_LEN) -> Answer:
     from llms.llama_kernel_builder.exceptions import ConfigError, OutOfScope
 
     try:
-        config = _config(source)
+        config, sequence = _source(source)
     except OutOfScope as error:
         raise DeployError(str(error), OUT_OF_SCOPE) from error
     except ConfigError as error:
         raise DeployError(str(error), BAD_CHECKPOINT) from error
     expected, part = describe.speed(config, seq_len), describe.share(config, seq_len)
     silicon = describe.published(config)
+    own = _own(sequence, config, expected.seq_len) if sequence is not None else None
     data = {
         "source": source,
         "device": "twin (modelled)",
@@ -50,10 +51,20 @@ def predict_source(source: str, seq_len: int = describe.SEQ_LEN) -> Answer:
         "expected_error": {"ttft": expected.ttft_error, "tpot": expected.tpot_error},
         "breakdown": list(expected.breakdown),
         "share": part.as_dict(),
+        "notes": list(expected.notes),
+        "own_programs": own,
         "deviations": deviations(config),
         "published": silicon,
     }
-    lines = [str(expected), str(part)]
+    lines = [f"{expected}, in the published flow, where the result of every program visits the host"]
+    lines += [f"beyond what is published, so the error may be larger: {note}" for note in expected.notes]
+    if own is not None:
+        lines.append(
+            "the programs of this folder, whose activations stay on the device: "
+            f"TTFT {own['ttft_ms']:.0f} ms, {1e3 / own['tpot_ms']:.1f} tokens/s ({own['tpot_ms']:.1f} ms per "
+            "token), twin (modelled)"
+        )
+    lines.append(str(part))
     lines += [f"deviation: {line}" for line in deviations(config)]
     if silicon:
         lines.append(
@@ -77,17 +88,36 @@ def predict_source(source: str, seq_len: int = describe.SEQ_LEN) -> Answer:
     return Answer(data, tuple(lines))
 
 
-def _config(source: str) -> Any:
+def _own(sequence: Any, config: Any, seq_len: int) -> dict[str, float] | None:
+    """TTFT and TPOT of a model folder's own programs, ms; None where a kernel has no registry row."""
+    from kernel_registry.registry_lookup import UnmeasuredShape
+    from llms.audit.expected import expected_time
+    from llms.llama_kernel_builder.llama_loop import bucket_for
+    from npu_twin import timing
+
+    try:
+        rows = bucket_for(seq_len, config.max_position)
+        found = expected_time(sequence, config, rows, seq_len, recorded=False)
+    except UnmeasuredShape:
+        return None
+    return {
+        "ttft_ms": timing.host_op_us("tokenize") * 1e-3 + found.prefill_ms,
+        "tpot_ms": found.decode_ms,
+    }
+
+
+def _source(source: str) -> tuple[Any, Any]:
+    """The configuration, and the kernel sequence where the source is a model folder (else None)."""
     from llms.llama_kernel_builder.model_config import ModelConfig
 
     path = Path(source).expanduser()
     if path.is_dir() and (path / "config.json").is_file():
-        return ModelConfig.from_hf_folder(path)
+        return ModelConfig.from_hf_folder(path), None
     if path.is_file():
-        return ModelConfig.from_config_file(path)
+        return ModelConfig.from_config_file(path), None
     cached = _cached_config(source)
     if cached is not None:
-        return ModelConfig.from_config_file(cached)
+        return ModelConfig.from_config_file(cached), None
     try:
         model = folders.find(source)
     except DeployError:
@@ -98,7 +128,8 @@ def _config(source: str) -> Any:
         ) from None
     from llms.verify.deployment import load_adapter
 
-    return load_adapter(model.folder).CONFIG
+    adapter = load_adapter(model.folder)
+    return adapter.CONFIG, adapter.inference.SEQUENCE
 
 
 def _cached_config(hf_id: str) -> Path | None:

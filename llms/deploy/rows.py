@@ -69,8 +69,7 @@ def sweep_rows(requirements: Sequence[Requirement], registry: Path, used_by: str
         added += done.outcome != "known"
         if done.outcome == "known":
             _carry(request, done.row_id, registry, used_by)
-    if added:
-        render.render(registry)
+    render.render(registry)  # known rows have a user more
     return SweptRows(len(requirements), added, len(requirements) - added, registry)
 
 

@@ -259,7 +259,7 @@ def rendered(context: dict[str, Any], only: tuple[str, ...] = tuple(_FILES)) -> 
 
 def _text(source: str) -> str:
     path = Path(source).expanduser()
-    return json.dumps(str(path.absolute()) if path.exists() else source, ensure_ascii=False)
+    return json.dumps(str(path.resolve()) if path.exists() else source, ensure_ascii=False)
 
 
 def _record(candidate: Candidate, name: str, source: str) -> str:

@@ -32,6 +32,8 @@ ADAPTER_FILE: Final = "verify_adapter.py"
 
 TWIN: Final = "twin"
 NPU2: Final = "npu2"
+#: What reports say of a device that `--npu-fault` has broken on purpose.
+FAULT_PLANTED: Final = "FAULT PLANTED"
 DEVICE_LABELS: Final = {TWIN: "twin (modelled)", NPU2: "npu2 (measured)"}
 
 #: Options of pytest that print something instead of running tests.

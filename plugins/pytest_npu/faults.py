@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from difflib import get_close_matches
 
 import pytest
 
+from .constants import FAULT_PLANTED
 from .options import NpuOptions
 
 
@@ -22,8 +24,11 @@ def configure(config: pytest.Config, options: NpuOptions) -> None:
     try:
         fault = faults.find(options.fault)
     except KeyError:
-        known = "\n  ".join(faults.names())
-        raise pytest.UsageError(f"--npu-fault: no fault '{options.fault}'; known:\n  {known}") from None
+        close = get_close_matches(options.fault, faults.names(), cutoff=0.5)
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise pytest.UsageError(
+            f"--npu-fault: no fault '{options.fault}'{meant}; all: python -m npu_twin.faults list"
+        ) from None
     planted = ExitStack()
     config.add_cleanup(planted.close)
     planted.enter_context(fault.plant())
@@ -35,4 +40,4 @@ def header_line(options: NpuOptions) -> str:
 
     fault = faults.find(options.fault or "")
     where = "" if fault.where == "every model" else f"; applies to models with {fault.where}"
-    return f"npu: FAULT PLANTED: {fault.name}, {fault.what}; to be caught in {fault.expected}{where}"
+    return f"npu: {FAULT_PLANTED}: {fault.name}, {fault.what}; to be caught in {fault.expected}{where}"

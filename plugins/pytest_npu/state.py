@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from .constants import FAULT_PLANTED
 from .device import DeviceHolder, environment
 from .events import Event, Sink, make_event
 from .models import ModelFolders, reaches_models
@@ -115,7 +116,10 @@ class NpuState:
 
         facts = run_preflight(self.config, self.device)
         self.emit("preflight", facts=facts)
-        self.emit("device", name=self.device.name, label=self.device.label, details=self.device.identity)
+        label = self.device.label
+        if self.options.fault is not None:
+            label += f", {FAULT_PLANTED}: {self.options.fault}"
+        self.emit("device", name=self.device.name, label=label, details=self.device.identity)
 
     def is_expected(self) -> bool:
         """True when the command line asks for us or reaches a model folder; known before the collection."""
@@ -130,6 +134,7 @@ class NpuState:
             "n_tokens": options.n_tokens,
             "phase_order": options.phase_order,
             "reference_cache": options.use_cache,
+            "fault": options.fault,
         }
 
     def emit(self, event: str, *, model: str | None = None, **fields: Any) -> None:

@@ -103,6 +103,16 @@ def test_predict_a_model_by_name() -> None:
     assert json.loads(text)["published"]["id"] == "qwen25_0_5b"
 
 
+def test_predict_says_what_a_folders_own_programs_take_and_what_is_beyond_the_published() -> None:
+    """The published flow carries every result to the host, the toolkit does not; both are modelled."""
+    data = json.loads(invoke("predict", "smollm2_135m", "--seq-len", "128", "--json")[1])
+    assert 0 < data["own_programs"]["ttft_ms"] < data["ttft_ms"]
+    assert 0 < data["own_programs"]["tpot_ms"] < data["tpot_ms"]
+    text = invoke("predict", "smollm2_135m", "--seq-len", "128")[1]
+    assert "the programs of this folder" in text
+    assert "beyond what is published, so the error may be larger: 0.13 billion weights" in text
+
+
 def config(**changes: Any) -> ModelConfig:
     fields: dict[str, Any] = {
         "model_type": "llama",

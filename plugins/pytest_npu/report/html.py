@@ -75,7 +75,7 @@ def render_report(report: RunReport, run: str) -> str:
             run_line=view.run_line(report),
             rendered=view.time_text(time.time()),
             plugin_version=_version(),
-            modelled=report.device_label == DEVICE_LABELS[TWIN],
+            modelled=report.device_label.startswith(DEVICE_LABELS[TWIN]),
             figures=view.figures(report),
             phases=view.phase_rows(report),
             problems=view.problems(report),

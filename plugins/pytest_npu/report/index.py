@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..constants import NO_MODEL
+from ..constants import FAULT_PLANTED, NO_MODEL
 from ..events import atomic_write, read_events
 from ..exceptions import EventLogError
 from ..runlogs import EVENTS_FILE
@@ -54,8 +54,8 @@ class ModelRuns:
 
     @property
     def latest(self) -> Run:
-        """The newest run."""
-        return self.runs[0]
+        """The newest run, of those without a planted fault if there are any."""
+        return next((run for run in self.runs if FAULT_PLANTED not in run.device), self.runs[0])
 
     @property
     def ttft(self) -> float | None:

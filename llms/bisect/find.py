@@ -142,6 +142,8 @@ class BisectReport:
                 and row.step <= max(0, first.step)
             ]
         lines += [_line(row, row is first) for row in rows[:60]]
+        if first is not None and self.steps and not any(row.path == "decode" for row in self.rows):
+            lines += ["", "decode was not compared behind a wrong prefill; compare it by --path decode"]
         others = self._other_kernels()
         if others:
             lines += ["", "also bad, perhaps by the same cause:"]

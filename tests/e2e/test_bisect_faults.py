@@ -70,6 +70,7 @@ def store(view: Any, values: np.ndarray[Any, Any]) -> None:
 
 def test_clean(qwen2: Deployment) -> None:
     report = find(qwen2)
+    assert "decode was not compared" not in report.text()
     assert report.offender is None, report.text()
     assert report.confirmed is None
     assert "stands out" in report.verdict
@@ -94,6 +95,7 @@ def test_rope_interleaved_in_the_builder(qwen2: Deployment, monkeypatch: pytest.
     monkeypatch.setattr(inference, "SEQUENCE", wrong)
     report = find(qwen2)
     assert first(report) == ("rope_k", 0, "prefill")
+    assert "decode was not compared" in report.text()
     assert report.confirmed is not None
     assert report.confirmed.healed, report.confirmed.note
 

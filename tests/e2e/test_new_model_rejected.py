@@ -262,5 +262,8 @@ def test_a_command_that_is_ended_leaves_no_folder_for_the_next(name: str, tmp_pa
         assert invoke("new", str(checkpoint), "--into", str(into), "--name", "two")[0] == 0
         assert [path.name for path in into.iterdir()] == ["two"]
     else:
-        assert (ended.returncode, text) == (errors.INTERRUPTED, "interrupted\n")
+        # CPython ends itself by SIGINT when the interrupt struck inside exec() of a string, as dataclasses
+        # use it while they are imported; a shell calls both 130.
+        assert ended.returncode in (errors.INTERRUPTED, -signal.SIGINT)
+        assert text == "interrupted\n"
         assert left == []

@@ -108,7 +108,8 @@ def _same_shapes(config: ModelConfig, checkpoint: Checkpoint) -> None:
         )
         raise ConfigError(
             f"{checkpoint.label} in {checkpoint.path} has {text}: build_config() without an argument is the "
-            "published model. Give it the model's name, or name the runner pytest_npu.deployed.<model>, "
+            "published model unless resolve_model was given a path. Give it the model's name, or name the "
+            "runner pytest_npu.deployed.<model>, "
             "whose build_config() is that of the checkpoint that runs"
         )
 

@@ -52,6 +52,9 @@ def _guarded(work: Callable[[], int]) -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         code = INTERRUPTED
+        # An interrupt inside exec() of a string (dataclasses use it while they are imported) leaves a mark,
+        # for which CPython ends `python -m` by SIGINT whatever the exit code; the next exec() clears it.
+        exec("")
     finally:
         signal.signal(signal.SIGTERM, before)
     raise typer.Exit(code)

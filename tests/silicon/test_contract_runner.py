@@ -80,7 +80,7 @@ def test_the_published_configuration_on_the_tiny_checkpoint_is_refused_clearly()
     adapter = importlib.import_module("llms.qwen2.verify_adapter")
     tiny = str(ROOT / "qwen2" / "tiny")
     with pytest.raises(ConfigError, match=r"n_layers 3 instead of 24, .*Give it the model's name, or name"):
-        adapter.build_runner(tiny, adapter.build_config(), 128, None)
+        adapter.build_runner(tiny, adapter.CONFIG, 128, None)
 
 
 def test_the_configuration_is_that_of_the_path_resolved_last() -> None:

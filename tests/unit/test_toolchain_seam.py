@@ -28,14 +28,14 @@ from llms.llama_kernel_builder.toolchain import (
     toolchain_for,
 )
 from llms.smollm2_135m import smollm2_135m_inference as inference
-from llms.smollm2_135m.verify_adapter import build_config
+from llms.smollm2_135m.verify_adapter import CONFIG
 from npu_twin.listing import Listing
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 def programs() -> list[Program]:
-    return list(all_programs(inference.SEQUENCE, build_config()))
+    return list(all_programs(inference.SEQUENCE, CONFIG))
 
 
 def build_sheet(program: Program) -> dict[str, Any]:

@@ -56,8 +56,8 @@ def measure(model: str) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from llms.verify.deployment import Deployment
-    from llms.verify.reference import HFRunner
+    from llms.verify.contract.deployment import Deployment
+    from llms.verify.reference.hf import HFRunner
 
     deployment = Deployment.from_folder(model)
     text_ids = deployment.encode("The history of computing began long before electronic machines. " * 40).ids
@@ -115,7 +115,7 @@ def verify_memory(model: str) -> float:
     """Peak memory in GiB of the verify job's process tree, with the reference computed anew."""
     import psutil
 
-    from llms.models import find_model
+    from llms.verify.contract.models import find_model
 
     test = find_model(model).tests / "test_phase6_topk_gate.py"
     with tempfile.TemporaryDirectory() as reports:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
-from kernel_registry.measure import MeasurementUnavailable, Measurer, Numerics, Timed
 from kernel_registry.schema import row_id
 from kernel_registry.shapes import Request, RequestError
+from llms.llama_kernel_builder.bench import MeasurementUnavailable, Measurer, Numerics, Timed
 
 if TYPE_CHECKING:
     from npu_twin.constraints import Config

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
-import llms.runner
+import llms.llama_kernel_builder.deployment.runner
 from llms.faults.seams import Array
 from llms.llama_kernel_builder import block, runtime
 from llms.llama_kernel_builder.block_runner import BlockRunner
 from llms.llama_kernel_builder.runtime import HostRuntime
-from llms.llama_kernel_builder.toolchain import Loading
+from llms.llama_kernel_builder.toolchains.seam import Loading
 from npu_twin import injection
 from npu_twin.faults._types import Fault
 from npu_twin.faults.compile import requests
@@ -100,9 +100,11 @@ def _older_program(request: dict[str, Any]) -> dict[str, Any]:
 
 def _views() -> contextlib.AbstractContextManager[Any]:
     """What a runner records when it keeps views of one reused buffer: every layer shows the last one's."""
-    right: Callable[..., Any] = llms.runner._named
+    right: Callable[..., Any] = llms.llama_kernel_builder.deployment.runner._named
     return mock.patch.object(
-        llms.runner, "_named", lambda layers: right([layers[-1]] * len(layers)) if layers else right(layers)
+        llms.llama_kernel_builder.deployment.runner,
+        "_named",
+        lambda layers: right([layers[-1]] * len(layers)) if layers else right(layers),
     )
 
 

@@ -11,10 +11,10 @@ from unittest import mock
 import numpy as np
 from ml_dtypes import bfloat16
 
-import llms.session as session_module
-from llms import production
+import llms.llama_kernel_builder.deployment.session as session_module
 from llms.faults.seams import Array, attention, decode, middle, prefill, token_text, tokenizer_files
 from llms.llama_kernel_builder import llama_loop
+from llms.llama_kernel_builder.deployment import production
 from npu_twin.faults._types import Fault
 
 _EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"

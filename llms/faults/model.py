@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 from ml_dtypes import bfloat16
 
-import llms.session as session_module
+import llms.llama_kernel_builder.deployment.session as session_module
 from llms.faults.seams import Array, configuration, loading, middle, table, weights
 from llms.llama_kernel_builder.model_config import ModelConfig, RopeScaling
 from llms.llama_kernel_builder.rope_table import rope_table

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-import llms.session as session_module
+import llms.llama_kernel_builder.deployment.session as session_module
 from llms.llama_kernel_builder import host_ops, llama_loop
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.weights import ModelWeights

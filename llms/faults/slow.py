@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-import llms.session as session_module
+import llms.llama_kernel_builder.deployment.session as session_module
 from llms.faults.seams import decode, prefill
 from llms.llama_kernel_builder.block_runner import BlockRunner
 from npu_twin import injection

@@ -14,13 +14,14 @@ from unittest import mock
 
 import numpy as np
 
-import llms.adapter
 from llms.faults.seams import Array, token_text, tokenizer_files
-from llms.runner import ProductionRunner
-from llms.verify import chat
-from llms.verify import deployment as deployment_module
-from llms.verify.deployment import Deployment
-from llms.verify.records import PrefillRecord
+from llms.llama_kernel_builder.deployment import adapter
+from llms.llama_kernel_builder.deployment.runner import ProductionRunner
+from llms.verify.contract import chat
+from llms.verify.contract import deployment as deployment_module
+from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.models import ROOT
+from llms.verify.contract.records import PrefillRecord
 from npu_twin.faults._types import Fault
 
 _EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
@@ -55,7 +56,7 @@ def _other_tokenizer() -> Iterator[None]:
     def tokenizer(self: Deployment) -> Any:
         from transformers import AutoTokenizer
 
-        root = Path(llms.adapter.__file__).parent
+        root = ROOT
         other = "qwen2" if self.name != "qwen2" else "llama32_1b"
         return AutoTokenizer.from_pretrained(root / other / "tiny", local_files_only=True)
 
@@ -81,7 +82,7 @@ class _Mock(ProductionRunner):
 
     def _hf(self) -> Any:
         if not hasattr(self, "_model"):
-            from llms.verify.reference import HFRunner
+            from llms.verify.reference.hf import HFRunner
 
             self._model = HFRunner(self.session.checkpoint)
         return self._model
@@ -114,7 +115,7 @@ class _TokensOnly:
 
     def _hf(self) -> Any:
         if self._model is None:
-            from llms.verify.reference import HFRunner
+            from llms.verify.reference.hf import HFRunner
 
             self._model = HFRunner(self._checkpoint)
         return self._model
@@ -186,12 +187,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gate_on_a_mock", "verdict", "the gate drives the reference instead of the deployment",
         _GATES, "phase7",
-        lambda: mock.patch.object(llms.adapter, "ProductionRunner", _Mock), "E23",
+        lambda: mock.patch.object(adapter, "ProductionRunner", _Mock), "E23",
     ),
     Fault(
         "gate_on_a_mock_of_tokens", "verdict", "the same, by a mock that offers tokens and logits only",
         _GATES, "phase7",
-        lambda: mock.patch.object(llms.adapter, "ProductionRunner", _TokensOnly), "E23",
+        lambda: mock.patch.object(adapter, "ProductionRunner", _TokensOnly), "E23",
     ),
     Fault(
         "audit_not_run", "verdict", "the report of an earlier audit is handed over", _GATES, "phase7",

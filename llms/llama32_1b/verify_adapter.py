@@ -1,6 +1,6 @@
 """How the gates reach Llama-3.2-1B: the names of the deployment contract."""
 
-from llms.adapter import ModelAdapter
+from llms.llama_kernel_builder.deployment.adapter import ModelAdapter
 
 from . import llama32_1b_inference as inference
 from .llama32_1b_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE

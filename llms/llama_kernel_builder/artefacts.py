@@ -9,8 +9,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from llms.llama_kernel_builder.toolchains.seam import Loading, Toolchain
+
 from .program import Program
-from .toolchain import Loading, Toolchain
 
 FORMAT_VERSION = 2
 

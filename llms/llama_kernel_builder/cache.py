@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
+from llms.llama_kernel_builder.toolchains.seam import Toolchain, toolchain_for
+
 from .artefacts import Artefact, ArtefactStore
 from .driver import Driver, current
 from .exceptions import BadArgument, UnknownKernel
 from .profiler import Profiler
 from .program import Buffer, Program
 from .runtime import HostRuntime
-from .toolchain import Toolchain, toolchain_for
 
 Array = np.ndarray[Any, Any]
 

@@ -1,6 +1,6 @@
 """How the gates reach Qwen2.5: the names of the deployment contract."""
 
-from llms.adapter import ModelAdapter
+from llms.llama_kernel_builder.deployment.adapter import ModelAdapter
 
 from . import qwen2_inference as inference
 from .qwen2_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from llms.llama_kernel_builder.deployment.production import ProductionFunctions
 from llms.llama_kernel_builder.llama_loop import KernelSequence
-from llms.production import ProductionFunctions
 
 from .qwen3_0_6b_decode import decode_blocks, decode_layer, lm_head
 from .qwen3_0_6b_prefill import prefill_blocks, prefill_layer
@@ -22,7 +22,7 @@ run_npu_prefill = _functions.run_npu_prefill
 run_npu_decode_step = _functions.run_npu_decode_step
 
 if __name__ == "__main__":
-    from llms import inference_cli
+    from llms.llama_kernel_builder.deployment import inference_cli
     from llms.qwen3_0_6b import verify_adapter
 
     sys.exit(inference_cli.main(verify_adapter))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llms.adapter import CheckpointSource
+from llms.llama_kernel_builder.deployment.adapter import CheckpointSource
 from llms.llama_kernel_builder.model_config import ModelConfig, RopeScaling
 
 MODEL_CHOICES = {

@@ -1,6 +1,6 @@
 """How the gates reach Qwen3-0.6B: the names of the deployment contract."""
 
-from llms.adapter import ModelAdapter
+from llms.llama_kernel_builder.deployment.adapter import ModelAdapter
 
 from . import qwen3_0_6b_inference as inference
 from .qwen3_0_6b_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE

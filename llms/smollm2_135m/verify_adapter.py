@@ -1,6 +1,6 @@
 """How the gates reach SmolLM2-135M: the names of the deployment contract."""
 
-from llms.adapter import ModelAdapter
+from llms.llama_kernel_builder.deployment.adapter import ModelAdapter
 
 from . import smollm2_135m_inference as inference
 from .smollm2_135m_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE

@@ -1,6 +1,6 @@
 """Gates that judge a deployment: they know no model and no device.
 
-A gate in three lines, with :mod:`llms.verify.gates`::
+A gate in three lines, with :mod:`llms.verify.gates.phase6.gate`::
 
     deployment = Deployment.from_folder("smollm2_135m")
     outcome = gates.topk_gate(deployment, deployment.hf_reference(), deployment.prompts(2))
@@ -9,20 +9,24 @@ A gate in three lines, with :mod:`llms.verify.gates`::
 Nothing here imports torch or transformers before a tokenizer, a runner or the reference is used.
 """
 
-from llms.verify.capture import Capture, DiagnosisCapture, capture_diagnosis
-from llms.verify.chat import EncodedPrompt, encode_chat, encode_prompt, stop_ids
-from llms.verify.deployment import Deployment, DeploymentError, find_folder, known_models, load_adapter
-from llms.verify.diagnosis import Diagnosis, LayerRow, MissingRow, diagnose
-from llms.verify.ladder import LadderOutcome, run_ladder
-from llms.verify.ladder_types import RungResult
-from llms.verify.matched_reference import MatchedReference, MatchedRun
-from llms.verify.prompts import DIAGNOSIS_PROMPT, PromptStyle, load_prompts
-from llms.verify.records import DecodeProbe, DecodeStepRecord, NpuRunner, PrefillRecord, ProbedRunner
-from llms.verify.reference import HFReference, HFRunner, ReferenceRun
-from llms.verify.reference_cache import ReferenceCache
-from llms.verify.report_model import describe_failure, diagnosis_payload, topk_gate_payload
-from llms.verify.thresholds import Thresholds
-from llms.verify.topk import (
+from llms.verify.contract.capture import Capture, DiagnosisCapture, capture_diagnosis
+from llms.verify.contract.chat import EncodedPrompt, encode_chat, encode_prompt, stop_ids
+from llms.verify.contract.deployment import (
+    Deployment,
+    DeploymentError,
+    find_folder,
+    known_models,
+    load_adapter,
+)
+from llms.verify.contract.prompts import DIAGNOSIS_PROMPT, PromptStyle, load_prompts
+from llms.verify.contract.records import (
+    DecodeProbe,
+    DecodeStepRecord,
+    NpuRunner,
+    PrefillRecord,
+    ProbedRunner,
+)
+from llms.verify.contract.topk import (
     N_TOKENS,
     GateResult,
     K,
@@ -33,6 +37,14 @@ from llms.verify.topk import (
     judge_prompt,
     top_k,
 )
+from llms.verify.gates.payloads import describe_failure, diagnosis_payload, topk_gate_payload
+from llms.verify.gates.phase6.diagnosis import Diagnosis, LayerRow, MissingRow, diagnose
+from llms.verify.ladder.climbing import LadderOutcome, run_ladder
+from llms.verify.ladder.thresholds import Thresholds
+from llms.verify.ladder.types import RungResult
+from llms.verify.reference.cache import ReferenceCache
+from llms.verify.reference.hf import HFReference, HFRunner, ReferenceRun
+from llms.verify.reference.matched import MatchedReference, MatchedRun
 
 __all__ = [
     "DIAGNOSIS_PROMPT",

@@ -1,6 +1,6 @@
 """Error figures: the twin's datapath with the published inputs, held against the published digits.
 
-The judge is the plain float32 reference of `kernel_registry.harness`, imported only here: this command is a
+The judge is the plain float32 reference of `llms.verify.reference.kernels`, imported only here: this is a
 tool beside the twin, not a part of it. Rows that differ only in what cannot change a value (herd, most tiles)
 share one computation, and computations run in several processes.
 """
@@ -170,7 +170,7 @@ def measure(tasks: Sequence[Task]) -> list[Measured]:
     import numpy as np
     from ml_dtypes import bfloat16
 
-    from kernel_registry.harness import compare, make_inputs, offenders, reference_output
+    from llms.verify.reference.kernels import compare, make_inputs, offenders, reference_output
     from npu_twin.datapath import run_launch, standalone_launch
 
     first = tasks[0]

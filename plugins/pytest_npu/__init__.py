@@ -7,7 +7,7 @@ are in `pytest_npu.newhooks`.
 
 from __future__ import annotations
 
-from .exceptions import (
+from pytest_npu.core.exceptions import (
     DevicePoisoned,
     DeviceUnavailable,
     EventLogError,

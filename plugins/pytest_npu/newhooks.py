@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .device import Device
-    from .options import NpuOptions
+    from pytest_npu.core.options import NpuOptions
+    from pytest_npu.device.driver import Device
 
 
 @pytest.hookspec(firstresult=True)
@@ -30,7 +30,7 @@ def pytest_npu_open_deployment(
     A stand-in offers what its tests use; the plugin itself reads `checkpoint` (label, kind, path,
     content_hash), `model_name` and `config`, calls `hf_reference()` for the fixture of that name and
     `release_runners()` at the end, each if it is there. The default builds
-    `llms.verify.deployment.Deployment` from the folder's adapter.
+    `llms.verify.contract.deployment.Deployment` from the folder's adapter.
     """
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from . import benchmark_fixture, newhooks
-from .constants import AWAKE, EXPECTED_KEY, FD_ENV
-from .fixtures import (
+from pytest_npu import newhooks
+from pytest_npu.bridges import benchmark_fixture
+from pytest_npu.core.constants import AWAKE, EXPECTED_KEY, FD_ENV
+from pytest_npu.core.fixtures import (
     deployment,
     device_clock,
     hf_reference,
@@ -25,9 +26,9 @@ from .fixtures import (
     npu_options,
     npu_record,
 )
-from .flags import add_options, any_given
-from .models import ModelFolders, is_ours, is_perf_test, reaches_models
-from .phases import register_markers
+from pytest_npu.core.flags import add_options, any_given
+from pytest_npu.core.models import ModelFolders, is_ours, is_perf_test, reaches_models
+from pytest_npu.core.phases import register_markers
 
 __all__ = [
     "deployment",
@@ -57,8 +58,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Become the supervisor of a run that wants one; `pytest_cmdline_main`."""
     if not config.getoption("npu") and not config.getoption("npu_supervise"):
         return None
-    from .options import NpuOptions
-    from .supervisor import Supervisor, wants_supervisor
+    from pytest_npu.core.options import NpuOptions
+    from pytest_npu.device.supervisor import Supervisor, wants_supervisor
 
     options = NpuOptions.from_config(config)
     return Supervisor(config, options).run() if wants_supervisor(config, options) else None
@@ -88,7 +89,7 @@ def _is_wanted_now(config: pytest.Config) -> bool:
 
 
 def _wake(config: pytest.Config) -> None:
-    from .active import wake
+    from pytest_npu.core.active import wake
 
     wake(config)
 
@@ -109,15 +110,15 @@ def pytest_collection_modifyitems(
     folders = config.stash[_FOLDERS]
     if getattr(config, "workerinput", None) and any(is_perf_test(item) for item in items):
         _wake(config)
-        from .session import deselect_perf_tests
-        from .state import state_of
+        from pytest_npu.core.session import deselect_perf_tests
+        from pytest_npu.core.state import state_of
 
         deselect_perf_tests(state_of(config), items)  # before pytest-benchmark warns of each
     result = yield
     if config.pluginmanager.has_plugin(AWAKE) or any(is_ours(item, folders) for item in items):
         _wake(config)
-        from .session import take_collection
-        from .state import state_of
+        from pytest_npu.core.session import take_collection
+        from pytest_npu.core.state import state_of
 
         take_collection(state_of(config), items)
     return result
@@ -125,6 +126,6 @@ def pytest_collection_modifyitems(
 
 def pytest_npu_reports(config: pytest.Config, folders: dict[str, Path]) -> None:
     """Keep the verdicts of whole phases in the models' gate ledgers; `pytest_npu_reports`."""
-    from .ledger_bridge import keep_verdicts
+    from pytest_npu.ledger.feature import keep_verdicts
 
     keep_verdicts(config, folders)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from llms.llama_kernel_builder import driver
-from llms.verify import gates
-from llms.verify.deployment import Deployment
+from llms.verify.contract.deployment import Deployment
+from llms.verify.gates.phase6 import gate as gates
 
 
 @pytest.mark.slow

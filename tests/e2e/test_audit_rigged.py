@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llms import audit
-from llms.verify.ladder import RUNGS
+from llms.verify.gates import phase7 as audit
+from llms.verify.ladder.climbing import RUNGS
 
 RIGGED = Path(__file__).resolve().parents[1] / "data" / "rigged"
 
@@ -39,7 +39,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[a
         ("forked", "production", "run_npu_prefill was called 0 times"),
         ("fp32_reference", "reference", "its live parameters are float32, not bfloat16"),
         ("weakened_k", "judge", "it passes the sixth best token"),
-        ("weakened_k", "integrity", "llms.verify.gates:judge (now lenient of verify_adapter.py)"),
+        ("weakened_k", "integrity", "llms.verify.gates.phase6.gate:judge (now lenient of verify_adapter.py)"),
         ("tokens_only", "production", "no program was started on the device"),
         ("pytest_path", "production", "run_npu_prefill was called 0 times"),
         ("discards", "production", "step 0 is not what the production function returned"),

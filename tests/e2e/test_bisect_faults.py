@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from llms import bisect, session
 from llms.llama_kernel_builder import driver, host_ops, llama_loop
+from llms.llama_kernel_builder.deployment import session
 from llms.qwen2 import qwen2_inference as inference
-from llms.verify.deployment import Deployment
+from llms.verify import localise as bisect
+from llms.verify.contract.deployment import Deployment
 from npu_twin import faults, injection
 from npu_twin.listing import Launch, Listing
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from llms import bisect, session
 from llms.llama_kernel_builder import driver
+from llms.llama_kernel_builder.deployment import session
 from llms.llama_kernel_builder.model_config import ModelConfig
-from llms.verify.deployment import Deployment
+from llms.verify import localise as bisect
+from llms.verify.contract.deployment import Deployment
 from npu_twin import faults, injection
 from npu_twin.listing import Launch, Listing
 

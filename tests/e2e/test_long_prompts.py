@@ -6,8 +6,8 @@ import pytest
 
 from llms.llama_kernel_builder import driver
 from llms.llama_kernel_builder.llama_loop import bucket_for
-from llms.verify import gates
-from llms.verify.deployment import Deployment
+from llms.verify.contract.deployment import Deployment
+from llms.verify.gates.phase6 import gate as gates
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from llms.deploy.new import new_model
-from llms.verify import gates, ladder
-from llms.verify.deployment import Deployment
+from llms.verify.contract.deployment import Deployment
+from llms.verify.gates.phase6 import gate as gates
+from llms.verify.ladder import climbing as ladder
+from npu_deploy.new import new_model
 from npu_twin import faults
 from tools.odd_models import make_checkpoint
 

@@ -17,8 +17,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from llms.cli import app
-from llms.deploy import errors
+from npu_deploy import errors
+from npu_deploy.cli import app
 
 TINY = Path(__file__).resolve().parents[2] / "llms"
 Spoil = Callable[[Path], None]
@@ -224,7 +224,7 @@ def test_nothing_of_that_name(tmp_path: Path) -> None:
 def test_a_failure_while_the_folder_is_staged_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llms.deploy import scaffold
+    from npu_deploy import scaffold
 
     def broken(*_arguments: object) -> None:
         raise OSError("disk full")
@@ -243,7 +243,7 @@ def test_a_failure_while_the_folder_is_staged_leaves_nothing(
 def test_a_command_that_is_ended_leaves_no_folder_for_the_next(name: str, tmp_path: Path) -> None:
     """SIGKILL leaves a hidden stage, which the next `new` into that folder removes."""
     into, checkpoint = tmp_path / "m", TINY / "qwen2" / "tiny"
-    command = [sys.executable, "-m", "llms.deploy", "new", str(checkpoint), "--into", str(into)]
+    command = [sys.executable, "-m", "npu_deploy", "new", str(checkpoint), "--into", str(into)]
     ended = subprocess.Popen(
         [*command, "--name", "one"],
         stdout=subprocess.PIPE,
@@ -270,7 +270,7 @@ def test_exit_code_of_an_interrupt_inside_exec_of_a_string(tmp_path: Path) -> No
     """`python -m` would end by SIGINT, as nobody handled the interrupt inside exec()."""
     (tmp_path / "ended.py").write_text(
         "import typer\n"
-        "from llms.cli import _guarded\n"
+        "from npu_deploy.cli import _guarded\n"
         "typer.run(lambda: _guarded(lambda: exec('raise KeyboardInterrupt')))\n"
     )
     done = subprocess.run([sys.executable, "-m", "ended"], cwd=tmp_path, capture_output=True, text=True)

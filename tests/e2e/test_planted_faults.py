@@ -17,10 +17,10 @@ import pytest
 from llms.llama_kernel_builder import driver, llama_loop
 from llms.llama_kernel_builder.weights import ModelWeights
 from llms.smollm2_135m import smollm2_135m_inference as inference
-from llms.verify import gates
-from llms.verify.deployment import Deployment
-from llms.verify.diagnosis import diagnose
-from llms.verify.topk import judge
+from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.topk import judge
+from llms.verify.gates.phase6 import gate as gates
+from llms.verify.gates.phase6.diagnosis import diagnose
 from npu_twin import injection
 from npu_twin.listing import Listing
 

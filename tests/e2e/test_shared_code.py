@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu.ledger import store as ledger
 from typer.testing import CliRunner
 
-from llms.cli import app
-from llms.deploy import folders, ledger
-from llms.deploy.errors import DeployError
-from llms.deploy.new import new_model
-from llms.deploy.run import RunRequest, run_all, run_model
-from llms.models import ModelFolder, read_folder
+from llms.verify.contract.models import ModelFolder, read_folder
+from npu_deploy import folders
+from npu_deploy.cli import app
+from npu_deploy.errors import DeployError
+from npu_deploy.new import new_model
+from npu_deploy.run import RunRequest, run_all, run_model
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 NAMES = ("first_of_two", "second_of_two")

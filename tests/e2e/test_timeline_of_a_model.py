@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llms.runner import ProductionRunner
-from llms.verify.deployment import Deployment
+from llms.llama_kernel_builder.deployment.runner import ProductionRunner
+from llms.verify.contract.deployment import Deployment
 
 FOLDER = Path(__file__).parents[2] / "llms" / "smollm2_135m"
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from llms.faults import matrix
-from llms.faults.bench import Bench, Row
-from llms.verify.deployment import Deployment
-from llms.verify.prompts import STYLES
+from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.prompts import STYLES
 from npu_twin import faults
 from npu_twin.faults import Fault
+from tests.faults import matrix
+from tests.faults.bench import Bench, Row
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 

@@ -1,7 +1,7 @@
 """Planted faults in the tiny models on the twin: each must fail the ladder by the recorded limits.
 
 The same faults on SmolLM2-135M are what ``python -m tools.thresholds smollm2_135m`` measures; their values
-stand in ``llms/verify/thresholds.json``.
+stand in ``llms/verify/ladder/thresholds.json``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 
 import llms
 from llms.llama_kernel_builder import driver
-from llms.verify.deployment import Deployment
-from llms.verify.ladder import run_ladder
-from llms.verify.thresholds import load_file
+from llms.verify.contract.deployment import Deployment
+from llms.verify.ladder.climbing import run_ladder
+from llms.verify.ladder.thresholds import load_file
 from tools.thresholds.faults import FAULTS, ModelFault, fault
 
 MODELS = ("smollm2_135m", "qwen2", "qwen3_0_6b", "llama32_1b")

@@ -17,8 +17,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from adoption import random_llama
 
-from llms.verify.adopted import Adopted, Settings
-from llms.verify.adopted_gates import GATES
+from llms.verify.foreign.deployment import Adopted, Settings
+from llms.verify.foreign.gates import GATES
 
 EXAMPLE = Path(__file__).parents[1] / "silicon" / "adopted_example"
 JUDGES = {gate.name: gate.judge for gate in GATES}

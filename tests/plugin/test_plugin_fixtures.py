@@ -110,7 +110,7 @@ def test_poisoned_device_fails_its_later_tests_with_the_first_cause(suite):
 
 def test_export_list_is_complete():
     import pytest_npu
-    from pytest_npu import exceptions
+    from pytest_npu.core import exceptions
 
     errors = {
         name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pytest_npu.ledger_bridge import verdicts_of
+from pytest_npu.ledger.feature import verdicts_of
 from pytest_npu.report.model import RunReport, TestResult
 
 FIRST = """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from pytest_npu import LockTimeout
-from pytest_npu.lock import LockConfig, NpuLock
+from pytest_npu.device.lock import LockConfig, NpuLock
 
 HOLD = """
 import os, sys, time
@@ -323,7 +323,7 @@ def test_ten_processes_race_and_only_one_is_ever_inside(path, tmp_path):
 
 
 def test_default_lock_does_not_follow_tmpdir(suite, monkeypatch):
-    from pytest_npu.options import NpuOptions
+    from pytest_npu.core.options import NpuOptions
 
     monkeypatch.setenv("TMPDIR", str(suite.path))
     assert str(NpuOptions().lock_file) == "/tmp/mlir-air-npu.lock"

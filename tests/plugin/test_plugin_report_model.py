@@ -11,14 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sample_log
-from pytest_npu.events import EventLog, atomic_write, clip, read_events, to_jsonable
-from pytest_npu.exceptions import EventLogError, RecordError
+from pytest_npu.core.events import EventLog, atomic_write, clip, read_events, to_jsonable
+from pytest_npu.core.exceptions import EventLogError, RecordError
 from pytest_npu.report import build_run_report, index, plots, view
 from pytest_npu.report.markdown import render_markdown
 from pytest_npu.report.results import results_of
+from pytest_npu.report.runlogs import RunLogs
 from pytest_npu.report.timing import timing_of
 from pytest_npu.report.write import write_reports
-from pytest_npu.runlogs import RunLogs
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def test_index_reads_the_newest_runs_and_counts_the_others(tmp_path):
 
 
 def test_kernels_in_tier_are_counted_by_phase_and_shown_worst_first():
-    from pytest_npu.terminal import summary_lines
+    from pytest_npu.core.terminal import summary_lines
 
     kernels = [("ok", 0, 1e-3), ("some", 3, 2e-3), ("more", 12, 2e-3), ("bad", 21, 9e-3)]
     found = []

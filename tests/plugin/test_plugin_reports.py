@@ -78,7 +78,7 @@ def test_counts_agree_in_terminal_json_junit_and_html(suite):
 
 
 def test_event_log_has_a_version_a_sequence_and_the_documented_events(suite):
-    from pytest_npu import events as module
+    from pytest_npu.core import events as module
 
     suite.model(a=MIXED)
     suite.run()

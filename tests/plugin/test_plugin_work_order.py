@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pytest_npu.work_order import LongestFirst, known_durations
+from pytest_npu.core.work_order import LongestFirst, known_durations
 
 QUICK = "def test_x(): time.sleep(0.01)\ndef test_y(): pass\ndef test_z(): pass\n"
 SLOW = "def test_x(): time.sleep(0.3)\ndef test_y(): pass\ndef test_z(): pass\n"
@@ -61,7 +61,7 @@ SPECS = ["ssh=one//id=a", "ssh=one//id=b", "ssh=two", "popen//id=c"]
 def test_workers_of_one_host_share_its_cores(spec, expected):
     execnet = pytest.importorskip("execnet")
     pytest.importorskip("xdist")
-    from pytest_npu.xdist_bridge import _workers_on_host
+    from pytest_npu.bridges.xdist import _workers_on_host
 
     config: Any = SimpleNamespace(getvalue=lambda name: SPECS, option=SimpleNamespace(maxprocesses=None))
     assert _workers_on_host(config, execnet.XSpec(spec)) == expected

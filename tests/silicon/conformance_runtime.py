@@ -148,7 +148,9 @@ REFUSALS = {
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_doctor_on_a_device_that_does_not_open(refusal: str, sandbox: xrt_sandbox.Sandbox) -> None:
     env, value, remedy = REFUSALS[refusal]
-    done = sandbox.run(["python3", "-m", "llms.preflight", "--json", "--npu"], env={**PATHS, **env})
+    done = sandbox.run(
+        ["python3", "-m", "pytest_npu.device.preflight", "--json", "--npu"], env={**PATHS, **env}
+    )
     assert done.returncode == 4, done.stdout
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}["device opens"]
     assert found["status"] == "bad"
@@ -158,7 +160,9 @@ def test_doctor_on_a_device_that_does_not_open(refusal: str, sandbox: xrt_sandbo
 
 @pytest.mark.parametrize("mode", DOCTOR)
 def test_doctor(mode: str, sandbox: xrt_sandbox.Sandbox) -> None:
-    done = sandbox.run(["python3", "-m", "llms.preflight", "--json", "--npu"], env=PATHS, mode=mode)
+    done = sandbox.run(
+        ["python3", "-m", "pytest_npu.device.preflight", "--json", "--npu"], env=PATHS, mode=mode
+    )
     report = json.loads(done.stdout)
     found = {finding["name"]: finding["status"] for finding in report["findings"]}
     assert {name: found.get(name) for name in DOCTOR[mode]} == DOCTOR[mode]

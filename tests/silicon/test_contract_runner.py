@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llms.models import ROOT, model_folders
+from llms.verify.contract.models import ROOT, model_folders
 
 RUNNER = Path(__file__).parent / "tools" / "contract_runner.py"
 MODELS = [model.name for model in model_folders()]

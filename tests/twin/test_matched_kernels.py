@@ -15,7 +15,13 @@ import pytest
 import torch
 from ml_dtypes import bfloat16
 
-from llms.verify.arithmetic import AttentionArithmetic, LinearArithmetic, attention, elementwise, products
+from llms.verify.reference.arithmetic import (
+    AttentionArithmetic,
+    LinearArithmetic,
+    attention,
+    elementwise,
+    products,
+)
 from npu_twin.datapath import run_launch, standalone_launch
 
 

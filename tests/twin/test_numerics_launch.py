@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from kernel_registry.harness import compare, make_inputs, offenders, reference_output, tolerance
+from llms.verify.reference.kernels import compare, make_inputs, offenders, reference_output, tolerance
 from npu_twin.datapath import (
     SILICON,
     Arithmetic,
@@ -216,7 +216,7 @@ def test_wrong_operands_are_refused():
 
 
 def test_importing_the_datapaths_does_not_import_torch():
-    code = "import sys, npu_twin.datapath, kernel_registry.harness; sys.exit('torch' in sys.modules)"
+    code = "import sys, npu_twin.datapath, llms.verify.reference.kernels; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -241,7 +241,7 @@ def test_a_nan_breaks_the_gate():
 
 def test_reference_and_twin_share_no_code():
     code = (
-        "import sys, kernel_registry.harness; "
+        "import sys, llms.verify.reference.kernels; "
         "sys.exit(any(m.split('.')[0] in ('npu_twin', 'llms') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

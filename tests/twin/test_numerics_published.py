@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernel_registry.harness import compare, make_inputs, offenders, reference_output
+from llms.verify.reference.kernels import compare, make_inputs, offenders, reference_output
 from npu_twin.datapath import arithmetic, run_launch, standalone_launch
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_numerics.json").read_text(encoding="utf-8"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llms.adapter import CheckpointSource
 from llms.checkpoints import CheckpointError
+from llms.llama_kernel_builder.deployment.adapter import CheckpointSource
 
 TINY = Path(__file__).parents[2] / "llms" / "qwen2" / "tiny"
 

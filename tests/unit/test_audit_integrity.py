@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from llms.audit import integrity
-from llms.audit.expected import expected_time
 from llms.llama_kernel_builder import driver
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.qwen2 import qwen2_inference
-from llms.verify import topk
-from llms.verify.thresholds import Thresholds
+from llms.verify.contract import topk
+from llms.verify.gates.phase7 import integrity
+from llms.verify.gates.phase7.expected import expected_time
+from llms.verify.ladder.thresholds import Thresholds
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 MODELS = ("smollm2_135m", "qwen2", "qwen3_0_6b", "llama32_1b")
@@ -35,24 +35,26 @@ def test_a_replaced_function(shipped: integrity.Snapshot, monkeypatch: pytest.Mo
         """Passes everything."""
 
     monkeypatch.setattr(topk, "judge_prompt", lenient)
-    assert shipped.changed() == ["llms.verify.topk:judge_prompt (now lenient of test_audit_integrity.py)"]
+    assert shipped.changed() == [
+        "llms.verify.contract.topk:judge_prompt (now lenient of test_audit_integrity.py)"
+    ]
 
 
 def test_a_replaced_method(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Thresholds, "recorded", classmethod(lambda cls, checkpoint: None))
     assert [name.split(" ")[0] for name in shipped.changed()] == [
-        "llms.verify.thresholds:Thresholds.recorded"
+        "llms.verify.ladder.thresholds:Thresholds.recorded"
     ]
 
 
 def test_another_constant(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topk, "K", 50)
-    assert shipped.changed() == ["llms.verify.topk:K"]
+    assert shipped.changed() == ["llms.verify.contract.topk:K"]
 
 
 def test_another_default(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topk.judge, "__kwdefaults__", {"k": 50, "n_tokens": 32})
-    assert any(name.startswith("llms.verify.topk:judge ") for name in shipped.changed())
+    assert any(name.startswith("llms.verify.contract.topk:judge ") for name in shipped.changed())
 
 
 def test_a_clock_of_ones_own(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:

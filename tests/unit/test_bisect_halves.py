@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llms.bisect.swap import _halves, fewest
+from llms.verify.localise.swap import _halves, fewest
 
 KERNELS = [f"layer.{name}" for name in ("rms", "q", "k", "v", "rope", "attn", "o", "gate", "up", "down")]
 

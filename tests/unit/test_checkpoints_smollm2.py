@@ -213,8 +213,8 @@ def test_digits_are_split_as_the_model_was_trained(tokenizer: Any) -> None:
 
 
 def test_prompts_encode_with_template_once(tokenizer: Any) -> None:
-    from llms.verify.chat import encode_prompt
-    from llms.verify.prompts import load_prompts
+    from llms.verify.contract.chat import encode_prompt
+    from llms.verify.contract.prompts import load_prompts
 
     for text in load_prompts("instruct"):
         ids = encode_prompt(tokenizer, text, "instruct").ids

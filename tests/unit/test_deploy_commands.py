@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from llms.cli import app
-from llms.deploy import describe, errors, promote, scaffold
+from llms.llama_kernel_builder.deployment import describe
 from llms.llama_kernel_builder.model_config import ModelConfig, RopeScaling
+from npu_deploy import errors, promote, scaffold
+from npu_deploy.cli import app
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 MODELS = ("llama32_1b", "qwen2", "qwen3_0_6b", "smollm2_135m")
@@ -170,7 +171,7 @@ def test_templates_render_what_the_committed_models_are(model: str) -> None:
     """The templates are held against hand-written folders, docstrings and comments aside."""
     import ast
 
-    from llms.verify.deployment import load_adapter
+    from llms.verify.contract.deployment import load_adapter
 
     adapter = load_adapter(LLMS / model)
     context = scaffold.context_of(adapter.CONFIG, model, "T", local=False)
@@ -288,8 +289,8 @@ def test_a_new_folder_reads_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("model", MODELS)
 def test_documents_of_the_models_are_up_to_date(model: str) -> None:
-    """After a change of templates, sizes or timing parameters: python -m llms.deploy.model_docs."""
-    from llms.deploy import folders, model_docs
+    """After a change of templates, sizes or timing parameters: python -m npu_deploy.model_docs."""
+    from npu_deploy import folders, model_docs
 
     for path, text in model_docs.texts(folders.find(model)).items():
         assert (LLMS / model / path).read_text() == text, f"{model}/{path} is out of date"

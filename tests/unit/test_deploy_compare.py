@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llms.deploy.compare import REFERENCE_MODEL, beside_silicon
+from llms.llama_kernel_builder.deployment.compare import REFERENCE_MODEL, beside_silicon
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = json.loads((ROOT / "npu_twin" / "data" / "published_models.json").read_text())["models"]

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu.ledger import store as ledger
 
-from llms.deploy import documents, folders, ledger, run, status
-from llms.deploy.documents import PhaseResult
-from llms.deploy.errors import GATE_FAILED, NOTHING_RAN, OK, PRECONDITION, DeployError
-from llms.models import ModelFolder, read_folder
+from llms.verify.contract.models import ModelFolder, read_folder
+from npu_deploy import documents, folders, run, status
+from npu_deploy.documents import PhaseResult
+from npu_deploy.errors import GATE_FAILED, NOTHING_RAN, OK, PRECONDITION, DeployError
 
 PARTS = ledger.Identity("p" * 16, "w" * 16, "a" * 16, "t" * 16, "g" * 16)
 

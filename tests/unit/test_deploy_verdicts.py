@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu.ledger import store as ledger
+from pytest_npu.ledger import verdicts
 from pytest_npu.report.model import RunReport
 from typer.testing import CliRunner
 
-from llms.cli import app
-from llms.deploy import ledger, verdicts
-from llms.deploy.errors import DeployError
-from llms.deploy.new import new_model
-from llms.models import read_folder
+from llms.verify.contract.models import read_folder
+from npu_deploy.cli import app
+from npu_deploy.errors import DeployError
+from npu_deploy.new import new_model
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 CODE = ("llama_kernel_builder", "verify")

@@ -14,12 +14,12 @@ import pytest
 
 from llms.llama_kernel_builder import driver, rope_table, weights
 from llms.llama_kernel_builder.model_config import ModelConfig, RopeScaling
-from llms.verify import phase0
-from llms.verify.chat import EncodedPrompt
-from llms.verify.deployment import Deployment
-from llms.verify.hf_facts import expected_tensors
-from llms.verify.phase0_config import compare, stated_fields, to_v4, to_v5
-from llms.verify.phase0_weights import weight_ledger
+from llms.verify.contract.chat import EncodedPrompt
+from llms.verify.contract.deployment import Deployment
+from llms.verify.gates.phase0 import gate as phase0
+from llms.verify.gates.phase0.config import compare, stated_fields, to_v4, to_v5
+from llms.verify.gates.phase0.weights import weight_ledger
+from llms.verify.reference.hf_facts import expected_tensors
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 
@@ -173,7 +173,7 @@ def test_a_tensor_that_is_never_loaded(folder: Path, monkeypatch: pytest.MonkeyP
         tensors._loaded.discard("model.layers.2.input_layernorm.weight")
         return found
 
-    monkeypatch.setattr("llms.session.load_weights", load)
+    monkeypatch.setattr("llms.llama_kernel_builder.deployment.session.load_weights", load)
     outcome = check("weights", opened(folder))
     assert "tensor model.layers.2.input_layernorm.weight never loaded by the deployment" in outcome.message
 
@@ -258,7 +258,7 @@ def test_rotary_angles_that_are_not_the_models(
             return np.roll(found, 1, axis=0)
         return np.ascontiguousarray(found.reshape(length, 2, -1).swapaxes(1, 2)).reshape(length, -1)
 
-    monkeypatch.setattr("llms.session.rope_table", table)
+    monkeypatch.setattr("llms.llama_kernel_builder.deployment.session.rope_table", table)
     outcome = check("rope", opened(folder))
     assert not outcome.ok
     assert "transformers has" in outcome.message

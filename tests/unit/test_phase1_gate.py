@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from kernel_registry import registry_lookup
-from llms import kernel_laws, phase1
 from llms.llama_kernel_builder import driver
 from llms.llama_kernel_builder.kernels import Requirement
 from llms.llama_kernel_builder.llama_loop import required_kernels
 from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.verify.gates.phase1 import gate as phase1
+from llms.verify.gates.phase1 import kernel_laws
 from npu_twin import injection
 from npu_twin.listing import Launch, Listing
 
@@ -36,7 +37,7 @@ def _twin() -> None:
 
 @pytest.mark.parametrize("model", ["smollm2_135m", "llama32_1b", "qwen2", "qwen3_0_6b"])
 def test_every_required_kernel_has_its_test(model: str) -> None:
-    from llms.verify.deployment import load_adapter
+    from llms.verify.contract.deployment import load_adapter
 
     sequence = load_adapter(LLMS / model).inference.SEQUENCE
     config = ModelConfig.from_hf_folder(LLMS / model / "tiny")
@@ -96,7 +97,7 @@ def test_elements_over_in_tier_pass_and_the_payload_says_so(tmp_path: Path) -> N
 
 def judged(case: phase1.KernelCase, spoil: Callable[[Any], Any]) -> dict[str, Any]:
     """Payload for the reference itself with something done to it."""
-    from kernel_registry.harness import make_inputs, reference_output
+    from llms.verify.reference.kernels import make_inputs, reference_output
 
     spec = case.spec()
     inputs = make_inputs(spec.op, case.dims, method=spec.method, tile=dict(spec.tile))

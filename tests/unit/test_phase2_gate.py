@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llms import session
 from llms.llama_kernel_builder import driver
+from llms.llama_kernel_builder.deployment import session
 from llms.llama_kernel_builder.resident import ResidentCache
 from llms.llama_kernel_builder.weights import ModelWeights
-from llms.verify import phase2
-from llms.verify.deployment import Deployment
+from llms.verify.contract.deployment import Deployment
+from llms.verify.gates.phase2 import gate as phase2
 from npu_twin import injection
 from npu_twin.listing import Listing
 

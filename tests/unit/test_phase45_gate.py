@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from llms import measure, optimisation
 from llms.llama_kernel_builder import driver
+from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.resident import ResidentCache
 from llms.llama_kernel_builder.specs import KernelSpec
-from llms.measure import Dispatch
-from llms.optimisation import Step, Timed, judge_step
-from llms.session import Session
-from llms.verify.deployment import Deployment
+from llms.verify.contract.deployment import Deployment
+from llms.verify.gates import measure, optimisation
+from llms.verify.gates.measure import Dispatch
+from llms.verify.gates.optimisation import Step, Timed, judge_step
 from npu_twin import injection
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"

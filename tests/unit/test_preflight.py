@@ -13,11 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from llms import preflight
-from llms.preflight import host
-from llms.preflight.estimate import estimate
-from llms.preflight.machine import Machine
+from pytest_npu.device import preflight
+from pytest_npu.device.preflight import host
+from pytest_npu.device.preflight.estimate import estimate
+from pytest_npu.device.preflight.machine import Machine
 
 HOST_INFO = json.dumps({"version": "2.25.00"})
 PLATFORM = json.dumps({"platforms": [{"status": {"power_mode": "default"}}]})

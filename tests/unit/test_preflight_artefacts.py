@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pytest_npu.device.preflight import artefacts
 
 from llms.llama_kernel_builder.exceptions import ToolkitError
-from llms.models import ROOT
-from llms.preflight import artefacts
+from llms.verify.contract.models import ROOT
 
 MODEL = "llama32_1b"
 FOLDER = ROOT / MODEL
@@ -86,7 +86,7 @@ def test_phases_need_different_programs() -> None:
 
 
 def test_selected_kernels_alone_are_needed() -> None:
-    from llms import phase1
+    from llms.verify.gates.phase1 import gate as phase1
 
     cases = phase1.model_cases(FOLDER, checkpoint=TINY)[1]
     assert set(listed({1}, [cases[0]]).values()) == {cases[0].spec().symbol}
@@ -120,7 +120,7 @@ def test_the_finding_names_programs_and_phases(tmp_path: Path, monkeypatch: pyte
 
 
 def test_memory_is_that_of_the_checkpoint_that_runs() -> None:
-    from llms import preflight
+    from pytest_npu.device import preflight
 
     chosen = artefacts.selection(FOLDER, {6}, checkpoint=TINY)
     (tiny,) = [f for f in preflight.examine_model(FOLDER, chosen) if f.name == "RAM"]
@@ -130,11 +130,11 @@ def test_memory_is_that_of_the_checkpoint_that_runs() -> None:
 
 def test_a_toolchain_that_builds_needs_nothing_before(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = importlib.import_module(f"llms.{MODEL}.verify_adapter")
-    monkeypatch.setenv("NPU_TOOLCHAIN", "llms.llama_kernel_builder.toolchain:twin_toolchain")
+    monkeypatch.setenv("NPU_TOOLCHAIN", "llms.llama_kernel_builder.toolchains.seam:twin_toolchain")
     finding = artefacts.check(MODEL, adapter)
     assert finding is not None
     assert (finding.status, "NPU_TOOLCHAIN" in finding.remedy) == ("bad", True)
-    monkeypatch.setattr("llms.llama_kernel_builder.toolchain.toolchain_for", lambda *a: object())
+    monkeypatch.setattr("llms.llama_kernel_builder.toolchains.seam.toolchain_for", lambda *a: object())
     assert artefacts.check(MODEL, adapter) is None
     monkeypatch.undo()
     monkeypatch.setenv("NPU_TOOLCHAIN", "no:thing")

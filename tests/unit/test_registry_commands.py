@@ -12,10 +12,17 @@ import pytest
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
 from kernel_registry.cli import main
-from kernel_registry.harness import make_inputs
-from kernel_registry.measure import MeasurementUnavailable, Numerics, Timed, ToolkitMeasurer, judge, silicon
 from kernel_registry.shapes import Request, RequestError, from_config, from_file, parse
 from kernel_registry.sweep import ranked, sweep
+from llms.llama_kernel_builder.bench import (
+    MeasurementUnavailable,
+    Numerics,
+    Timed,
+    ToolkitMeasurer,
+    judge,
+    silicon,
+)
+from llms.verify.reference.kernels import make_inputs
 from npu_twin.constraints import legal_configs
 
 SMOLLM2 = {
@@ -199,7 +206,7 @@ def test_elements_over_show_as_in_tier(tmp_path: Path) -> None:
 def test_the_toolkit_measures_through_the_driver(tmp_path: Path) -> None:
     """The silicon path, driven through the twin's driver: same code, other module."""
     from llms.llama_kernel_builder import driver
-    from llms.llama_kernel_builder.toolchain import TwinToolchain
+    from llms.llama_kernel_builder.toolchains.seam import TwinToolchain
 
     measurer = ToolkitMeasurer(driver.select("twin"), TwinToolchain())
     measurer.shortlist = 2

@@ -12,9 +12,9 @@ import pytest
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import stale, store
 from kernel_registry.cli import main
-from kernel_registry.measure import TwinMeasurer
 from kernel_registry.schema import row_id
 from kernel_registry.sweep import ranked
+from llms.llama_kernel_builder.bench import TwinMeasurer
 from npu_twin import timing
 from npu_twin.constraints import Config
 from npu_twin.timing import kernels

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from kernel_registry import render
-from llms.deploy import scaffold
 from llms.llama_kernel_builder.llama_loop import all_programs
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.program import Program
-from llms.verify.deployment import load_adapter
+from llms.verify.contract.deployment import load_adapter
+from npu_deploy import scaffold
 from npu_twin import compiler
 from npu_twin.listing import Listing
 

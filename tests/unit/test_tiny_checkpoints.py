@@ -18,8 +18,8 @@ import pytest
 from llms.checkpoints import load_tensors, resolve, tensor_table
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.weights import expected_tensors
-from llms.verify.chat import encode_prompt, stop_ids
-from llms.verify.prompts import load_prompts
+from llms.verify.contract.chat import encode_prompt, stop_ids
+from llms.verify.contract.prompts import load_prompts
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 FILES = {

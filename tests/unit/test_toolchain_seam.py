@@ -20,7 +20,7 @@ from llms.llama_kernel_builder.exceptions import ArtefactMissing, ToolkitError
 from llms.llama_kernel_builder.llama_loop import all_programs
 from llms.llama_kernel_builder.program import Buffer, Launch, OperandRef, Program, leaf_program
 from llms.llama_kernel_builder.specs import KernelSpec
-from llms.llama_kernel_builder.toolchain import (
+from llms.llama_kernel_builder.toolchains.seam import (
     Loading,
     PrebuiltToolchain,
     TwinToolchain,
@@ -300,8 +300,8 @@ def test_a_second_toolchain_runs_a_model_and_its_gates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Named in the environment, it serves kernels and model; no model and no gate is touched."""
-    from llms import phase1
-    from llms.verify.deployment import Deployment
+    from llms.verify.contract.deployment import Deployment
+    from llms.verify.gates.phase1 import gate as phase1
 
     monkeypatch.setenv("NPU_TOOLCHAIN", f"{__name__}:SheetToTwin")
     monkeypatch.setenv("PYTEST_NPU_CACHE", str(tmp_path))

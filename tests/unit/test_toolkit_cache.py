@@ -23,7 +23,7 @@ from llms.llama_kernel_builder.exceptions import (
 from llms.llama_kernel_builder.program import Buffer, Program, leaf_program
 from llms.llama_kernel_builder.specs import KernelSpec
 from llms.llama_kernel_builder.stitch import Part, stitch
-from llms.llama_kernel_builder.toolchain import PrebuiltToolchain, TwinToolchain
+from llms.llama_kernel_builder.toolchains.seam import PrebuiltToolchain, TwinToolchain
 from npu_twin import injection
 
 N = 1024

@@ -12,20 +12,20 @@ import pytest
 import torch
 from ml_dtypes import bfloat16
 
-from kernel_registry.measure import TwinMeasurer
 from kernel_registry.registry_lookup import ENV
 from kernel_registry.shapes import Request, from_config
 from kernel_registry.sweep import sweep
-from llms.as_deployed import describe_arithmetic
-from llms.deploy.scaffold import generic_sequence
 from llms.llama_kernel_builder import blocks, driver
+from llms.llama_kernel_builder.bench import TwinMeasurer
 from llms.llama_kernel_builder.block import Block
 from llms.llama_kernel_builder.block_runner import BlockRunner
 from llms.llama_kernel_builder.cache import KernelCache
+from llms.llama_kernel_builder.deployment.arithmetic_of import describe_arithmetic
 from llms.llama_kernel_builder.device_config import column_slices, deviations, gemv_slices
 from llms.llama_kernel_builder.kernels import recording
 from llms.llama_kernel_builder.model_config import ModelConfig
-from llms.verify.arithmetic import DescriptionError, LinearArithmetic, products
+from llms.verify.reference.arithmetic import DescriptionError, LinearArithmetic, products
+from npu_deploy.scaffold import generic_sequence
 from npu_twin import constraints, timing
 
 HIDDEN, ROWS = 18944, 64
@@ -153,7 +153,7 @@ def tensor(array: Any) -> Any:
 
 
 def expected(values: dict[str, Any], how: LinearArithmetic) -> Any:
-    from llms.verify.arithmetic import elementwise
+    from llms.verify.reference.arithmetic import elementwise
 
     down = products.gemv(tensor(values["swiglu"])[None], tensor(values["w_down"]), how)[0]
     return elementwise.add(down, tensor(values["res1"]), "floor").view(torch.int16).numpy()

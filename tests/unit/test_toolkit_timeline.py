@@ -23,7 +23,7 @@ from llms.llama_kernel_builder.program import Buffer, Program, leaf_program
 from llms.llama_kernel_builder.specs import KernelSpec
 from llms.llama_kernel_builder.stitch import Part, stitch
 from llms.llama_kernel_builder.timeline import Timeline, TimelineError, keep_unfinished
-from llms.llama_kernel_builder.toolchain import TwinToolchain
+from llms.llama_kernel_builder.toolchains.seam import TwinToolchain
 from npu_twin import injection, pyxrt, trace
 
 N = 1024

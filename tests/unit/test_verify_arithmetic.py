@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
-from kernel_registry.harness import compare, make_inputs, reference_output
-from llms.verify.arithmetic import (
+from llms.verify.reference.arithmetic import (
     AttentionArithmetic,
     DescriptionError,
     LinearArithmetic,
@@ -27,7 +26,8 @@ from llms.verify.arithmetic import (
     products,
     rounding,
 )
-from llms.verify.arithmetic.description import LINEARS
+from llms.verify.reference.arithmetic.description import LINEARS
+from llms.verify.reference.kernels import compare, make_inputs, reference_output
 
 F32 = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**120), max_value=2.0**120)
 

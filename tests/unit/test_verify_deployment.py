@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llms.checkpoints import CheckpointError
-from llms.verify.deployment import Deployment, DeploymentError, find_folder, known_models
+from llms.verify.contract.deployment import Deployment, DeploymentError, find_folder, known_models
 
 ADAPTER = """
 from types import SimpleNamespace
@@ -75,7 +75,7 @@ def test_a_foreign_adapter_loads_unmodified(tmp_path: Path, tiny_tokenizer: None
 
 
 def test_a_capture_of_a_foreign_runner_is_a_copy(tmp_path: Path, tiny_tokenizer: None) -> None:
-    from llms.verify.chat import EncodedPrompt
+    from llms.verify.contract.chat import EncodedPrompt
 
     deployment = Deployment.from_folder(write(tmp_path, ADAPTER))
     done = deployment.capture(EncodedPrompt("x", (1, 2, 3), "base"), n_tokens=4, keep_logits=True)

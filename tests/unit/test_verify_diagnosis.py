@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from llms.checkpoints import Checkpoint, load_tensors
-from llms.verify.capture import capture_diagnosis
-from llms.verify.diagnosis import Diagnosis, cosines, diagnose
-from llms.verify.records import DecodeProbe, DecodeStepRecord, PrefillRecord
-from llms.verify.reference import HFReference, ReferenceRun
-from llms.verify.report_model import diagnosis_payload
+from llms.verify.contract.capture import capture_diagnosis
+from llms.verify.contract.records import DecodeProbe, DecodeStepRecord, PrefillRecord
+from llms.verify.gates.payloads import diagnosis_payload
+from llms.verify.gates.phase6.diagnosis import Diagnosis, cosines, diagnose
+from llms.verify.reference.hf import HFReference, ReferenceRun
 
 LAYERS, EMB, HEADS, KV, HIDDEN, VOCAB = 3, 32, 4, 2, 48, 96
 DIM = EMB // HEADS
@@ -247,8 +247,8 @@ def test_the_package_imports_without_torch(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import sys, llms.checkpoints, llms.verify.deployment, llms.verify.diagnosis;"
-        "import llms.verify.report_model;"
+        "import sys, llms.checkpoints, llms.verify.contract.deployment, llms.verify.gates.phase6.diagnosis;"
+        "import llms.verify.gates.payloads;"
         "print([m for m in ('torch', 'transformers', 'gguf', 'huggingface_hub', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

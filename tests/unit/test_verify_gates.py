@@ -21,7 +21,7 @@ from llms.verify import (
     HFRunner,
     PrefillRecord,
 )
-from llms.verify.gates import layer_diagnosis, topk_gate
+from llms.verify.gates.phase6.gate import layer_diagnosis, topk_gate
 
 PROMPTS = (EncodedPrompt("one", (3, 17, 5), "base"), EncodedPrompt("two", (60, 22, 8, 9), "base"))
 

@@ -19,19 +19,19 @@ import torch
 
 from llms.checkpoints import Checkpoint
 from llms.verify import DecodeProbe, DecodeStepRecord, EncodedPrompt, HFReference, PrefillRecord
-from llms.verify.arithmetic import (
+from llms.verify.ladder.calibration import calibrated
+from llms.verify.ladder.climbing import LadderOutcome, run_ladder
+from llms.verify.ladder.thresholds import Limit, ThresholdError, Thresholds, load_file
+from llms.verify.ladder.types import Judge
+from llms.verify.reference.arithmetic import (
     AttentionArithmetic,
     DeviceArithmetic,
     LinearArithmetic,
     PhaseArithmetic,
 )
-from llms.verify.arithmetic.description import LINEARS, PUBLISHED_FLOOR
-from llms.verify.calibration import calibrated
-from llms.verify.ladder import LadderOutcome, run_ladder
-from llms.verify.ladder_types import Judge
-from llms.verify.matched_reference import MatchedReference
-from llms.verify.reference_cache import ReferenceCache
-from llms.verify.thresholds import Limit, ThresholdError, Thresholds, load_file
+from llms.verify.reference.arithmetic.description import LINEARS, PUBLISHED_FLOOR
+from llms.verify.reference.cache import ReferenceCache
+from llms.verify.reference.matched import MatchedReference
 
 N_TOKENS = 8
 MAX_SEQ = 24
@@ -144,7 +144,7 @@ class Plain:
 
     @contextmanager
     def _watching(self, seen: list[Any]) -> Iterator[None]:
-        from llms.verify.reference import to_numpy
+        from llms.verify.reference.hf import to_numpy
 
         handles = [
             layer.register_forward_hook(lambda _m, _i, out: seen.append(to_numpy(out)[0]))
@@ -273,8 +273,8 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def device_model(checkpoint: Checkpoint) -> Any:
-    from llms.verify.matched_model import MatchedModel
-    from llms.verify.reference import load_hf_model
+    from llms.verify.reference.hf import load_hf_model
+    from llms.verify.reference.matched_model import MatchedModel
 
     return MatchedModel(load_hf_model(checkpoint), reorder=7)
 
@@ -397,7 +397,7 @@ def test_the_device_is_held_for_device_work_only(
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 96, 49152, 151936])
 def test_made_up_tokens_reach_the_ends_of_the_vocabulary(vocab_size: int) -> None:
-    from llms.verify.ladder_edges import edge_tokens
+    from llms.verify.ladder.edges import edge_tokens
 
     tokens = edge_tokens(vocab_size, 144)
     assert len(tokens) == 144

@@ -11,17 +11,17 @@ import torch
 from ml_dtypes import bfloat16
 
 from llms.checkpoints import Checkpoint
-from llms.verify.arithmetic import (
+from llms.verify.ladder.stats import kl
+from llms.verify.reference.arithmetic import (
     AttentionArithmetic,
     DeviceArithmetic,
     LinearArithmetic,
     PhaseArithmetic,
 )
-from llms.verify.arithmetic.description import LINEARS, PUBLISHED_FLOOR
-from llms.verify.ladder_stats import kl
-from llms.verify.matched_model import InjectionError, MatchedModel
-from llms.verify.matched_reference import MatchedReference
-from llms.verify.reference_cache import ReferenceCache
+from llms.verify.reference.arithmetic.description import LINEARS, PUBLISHED_FLOOR
+from llms.verify.reference.cache import ReferenceCache
+from llms.verify.reference.matched import MatchedReference
+from llms.verify.reference.matched_model import InjectionError, MatchedModel
 
 PROMPT = (3, 17, 5, 60, 22, 8, 9, 41, 77, 2, 13)
 SIZES = {

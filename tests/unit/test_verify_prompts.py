@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from llms.verify.chat import encode_prompt, stop_ids
-from llms.verify.prompts import load_prompts, parse_prompts
-from llms.verify.report_model import describe_failure, token_text, topk_gate_payload
-from llms.verify.topk import TokenStep, TokenTrace, judge
+from llms.verify.contract.chat import encode_prompt, stop_ids
+from llms.verify.contract.prompts import load_prompts, parse_prompts
+from llms.verify.contract.topk import TokenStep, TokenTrace, judge
+from llms.verify.gates.payloads import describe_failure, token_text, topk_gate_payload
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<t>{{ m['content'] }}</t>{% endfor %}"

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llms.verify.records import (
+from llms.verify.contract.records import (
     DecodeProbe,
     DecodeStepRecord,
     NpuRunner,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from llms.checkpoints import Checkpoint
-from llms.verify.capture import capture
-from llms.verify.reference import HFReference, HFRunner
-from llms.verify.reference_cache import BYPASS_ENV, ReferenceCache
-from llms.verify.topk import judge
+from llms.verify.contract.capture import capture
+from llms.verify.contract.topk import judge
+from llms.verify.reference.cache import BYPASS_ENV, ReferenceCache
+from llms.verify.reference.hf import HFReference, HFRunner
 
 PROMPT = [3, 17, 5, 60, 22]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llms.verify.capture import capture
-from llms.verify.records import DecodeStepRecord, PrefillRecord
-from llms.verify.topk import TokenStep, TokenTrace, judge, judge_prompt, top_k
+from llms.verify.contract.capture import capture
+from llms.verify.contract.records import DecodeStepRecord, PrefillRecord
+from llms.verify.contract.topk import TokenStep, TokenTrace, judge, judge_prompt, top_k
 
 VOCAB = 64
 N = 32

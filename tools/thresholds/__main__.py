@@ -18,17 +18,17 @@ from typing import Any
 
 from llms.checkpoints import write_atomically
 from llms.llama_kernel_builder import driver
-from llms.verify.arithmetic import DescribedRunner
-from llms.verify.chat import EncodedPrompt
-from llms.verify.deployment import Deployment
-from llms.verify.ladder import LadderOutcome, judge_ladder
-from llms.verify.ladder_edges import capture_edges, edges
-from llms.verify.ladder_types import RungResult
-from llms.verify.matched_reference import MatchedReference
-from llms.verify.prompts import STYLES
-from llms.verify.reference_cache import ReferenceCache
-from llms.verify.thresholds import FILE, FORMAT_VERSION, POOLED, floor_of, threshold_key
-from llms.verify.topk import N_TOKENS
+from llms.verify.contract.chat import EncodedPrompt
+from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.prompts import STYLES
+from llms.verify.contract.topk import N_TOKENS
+from llms.verify.ladder.climbing import LadderOutcome, judge_ladder
+from llms.verify.ladder.edges import capture_edges, edges
+from llms.verify.ladder.thresholds import FILE, FORMAT_VERSION, POOLED, floor_of, threshold_key
+from llms.verify.ladder.types import RungResult
+from llms.verify.reference.arithmetic import DescribedRunner
+from llms.verify.reference.cache import ReferenceCache
+from llms.verify.reference.matched import MatchedReference
 from tools.thresholds.faults import FAULTS
 
 MARGIN = 2.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llms import phase1
+from llms.verify.gates.phase1 import gate as phase1
 
 pytestmark = pytest.mark.phase1
 pytest_generate_tests = phase1.generate_tests

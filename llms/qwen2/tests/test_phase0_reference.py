@@ -2,7 +2,7 @@
 
 import pytest
 
-from llms.verify import phase0
+from llms.verify.gates.phase0 import gate as phase0
 
 pytestmark = pytest.mark.phase0
 

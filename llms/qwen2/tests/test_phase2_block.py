@@ -2,7 +2,7 @@
 
 import pytest
 
-from llms.verify import phase2
+from llms.verify.gates.phase2 import gate as phase2
 
 pytestmark = pytest.mark.phase2
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llms import optimisation
+from llms.verify.gates import optimisation
 
 pytestmark = pytest.mark.phase5
 

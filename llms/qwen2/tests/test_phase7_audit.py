@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llms import audit
+from llms.verify.gates import phase7 as audit
 
 pytestmark = [pytest.mark.phase7, pytest.mark.slow]
 FOLDER = Path(__file__).resolve().parents[1]

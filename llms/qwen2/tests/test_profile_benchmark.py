@@ -2,8 +2,8 @@
 
 import pytest
 
-from llms.deploy.compare import beside_silicon
-from llms.profiling import breakdown, decode_one, first_token, set_up
+from llms.llama_kernel_builder.deployment.compare import beside_silicon
+from llms.verify.gates.phase6.performance import breakdown, decode_one, first_token, set_up
 
 pytestmark = pytest.mark.phase6
 PROMPT_TOKENS = 128

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llms.verify import ladder
+from llms.verify.ladder import climbing as ladder
 
 pytestmark = pytest.mark.phase3
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llms.verify import gates
+from llms.verify.gates.phase6 import gate as gates
 
 pytestmark = pytest.mark.phase6
 

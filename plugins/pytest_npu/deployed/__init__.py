@@ -31,7 +31,9 @@ _PACKAGES = {private: package for package, private in PRIVATE.items()}
 def _root() -> Path:
     """The folder that holds our packages: site-packages, or the project when it is installed editable."""
     above = Path(__file__).resolve().parents
-    return next(folder for folder in (above[2], above[3]) if (folder / "llms" / "adapter.py").is_file())
+    return next(
+        folder for folder in (above[2], above[3]) if (folder / "llms" / "verify" / "__init__.py").is_file()
+    )
 
 
 def _import(

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..exceptions import EventLogError
-from ..runlogs import EVENTS_FILE
+from pytest_npu.core.exceptions import EventLogError
+from pytest_npu.report.runlogs import EVENTS_FILE
+
 from .index import write_index
 from .write import render_folder
 

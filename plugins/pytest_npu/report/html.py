@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..constants import DEVICE_LABELS, NO_MODEL, TWIN
+from pytest_npu.core.constants import DEVICE_LABELS, NO_MODEL, TWIN
+
 from . import gate_view, view
 from .model import RunReport
 from .plots import number

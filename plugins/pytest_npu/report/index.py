@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..constants import FAULT_PLANTED, NO_MODEL
-from ..events import atomic_write, read_events
-from ..exceptions import EventLogError
-from ..runlogs import EVENTS_FILE
+from pytest_npu.core.constants import FAULT_PLANTED, NO_MODEL
+from pytest_npu.core.events import atomic_write, read_events
+from pytest_npu.core.exceptions import EventLogError
+from pytest_npu.report.runlogs import EVENTS_FILE
+
 from .html import render_index
 from .model import build_run_report
 from .plots import number, sparkline

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..constants import PHASES
-from ..events import Event
+from pytest_npu.core.constants import PHASES
+from pytest_npu.core.events import Event
 
 #: Outcomes that make a run FAIL, most severe first.
 BAD = ("crashed", "error", "failed")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..constants import RESULTS_SCHEMA
+from pytest_npu.core.constants import RESULTS_SCHEMA
+
 from .model import RunReport
 from .timing import timing_of
 

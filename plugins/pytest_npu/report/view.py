@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..constants import PHASES
+from pytest_npu.core.constants import PHASES
+
 from .gate_view import cache_limits, gate_tables
 from .model import BAD, OPEN, RECORD_LISTS, RunReport, TestResult
 from .plots import Bar, HeatMap, LinePlot, breakdown_bars, cache_heat_maps, cosine_plot, number

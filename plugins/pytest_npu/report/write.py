@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..events import atomic_write, read_events
-from ..runlogs import EVENTS_FILE, RunLogs, claim_run_folder, fallback_dir
+from pytest_npu.core.events import atomic_write, read_events
+from pytest_npu.report.runlogs import EVENTS_FILE, RunLogs, claim_run_folder, fallback_dir
+
 from .html import render_report
 from .index import write_index
 from .junit import render_junit

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from llms.adapter import ModelAdapter
+from llms.llama_kernel_builder.deployment.adapter import ModelAdapter
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.qwen2.qwen2_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE
 

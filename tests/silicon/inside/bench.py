@@ -15,7 +15,7 @@ from llms.llama_kernel_builder.cache import KernelCache
 from llms.llama_kernel_builder.program import Buffer, Program, leaf_program
 from llms.llama_kernel_builder.specs import KernelSpec
 from llms.llama_kernel_builder.stitch import Part, stitch
-from llms.llama_kernel_builder.toolchain import PrebuiltToolchain
+from llms.llama_kernel_builder.toolchains.seam import PrebuiltToolchain
 
 N = 1024
 ARTEFACTS = Path("/standin")

@@ -7,7 +7,7 @@ from typing import Any
 import discards_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.verify.reference import HFRunner
+from llms.verify.reference.hf import HFRunner
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]
 

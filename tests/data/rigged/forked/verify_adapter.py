@@ -8,7 +8,7 @@ from typing import Any
 import forked_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.production import ProductionFunctions
+from llms.llama_kernel_builder.deployment.production import ProductionFunctions
 from llms.qwen2.qwen2_inference import SEQUENCE
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]

@@ -7,7 +7,7 @@ from typing import Any
 import fp32_reference_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.verify.reference import load_hf_model
+from llms.verify.reference.hf import load_hf_model
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]
 build_runner = honest(inference).build_runner

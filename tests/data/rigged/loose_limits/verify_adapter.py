@@ -5,7 +5,7 @@ from __future__ import annotations
 import loose_limits_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.verify.thresholds import Limit
+from llms.verify.ladder.thresholds import Limit
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]
 build_runner = honest(inference).build_runner

@@ -8,7 +8,7 @@ import numpy as np
 import patched_production_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.verify.reference import HFRunner
+from llms.verify.reference.hf import HFRunner
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]
 _real = inference.run_npu_prefill

@@ -7,9 +7,9 @@ from typing import Any
 import record_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.verify.chat import encode_prompt
-from llms.verify.prompts import load_prompts
-from llms.verify.reference import HFRunner
+from llms.verify.contract.chat import encode_prompt
+from llms.verify.contract.prompts import load_prompts
+from llms.verify.reference.hf import HFRunner
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]
 

@@ -1,6 +1,6 @@
 """Production functions, as they should be."""
 
-from llms.production import ProductionFunctions
+from llms.llama_kernel_builder.deployment.production import ProductionFunctions
 from llms.qwen2.qwen2_inference import SEQUENCE
 
 MODEL = "replay"

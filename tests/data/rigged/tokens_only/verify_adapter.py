@@ -8,8 +8,8 @@ import numpy as np
 import tokens_only_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.verify.records import DecodeStepRecord, PrefillRecord
-from llms.verify.reference import HFRunner
+from llms.verify.contract.records import DecodeStepRecord, PrefillRecord
+from llms.verify.reference.hf import HFRunner
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]
 

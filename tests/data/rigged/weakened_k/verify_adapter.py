@@ -8,7 +8,8 @@ from dataclasses import replace
 import weakened_k_inference as inference
 from rigged_base import DEFAULT_MODEL, MODEL_CHOICES, build_config, checkpoint, honest, resolve_model
 
-from llms.verify import gates, topk
+from llms.verify.contract import topk
+from llms.verify.gates.phase6 import gate as gates
 
 __all__ = ["DEFAULT_MODEL", "MODEL_CHOICES", "build_config", "build_runner", "checkpoint", "resolve_model"]
 build_runner = honest(inference).build_runner

@@ -1,0 +1,1 @@
+"""What fulfils the deployment contract: adapter, session, runner, command line of a model."""

@@ -1,0 +1,1 @@
+"""What turns a program into an artefact that the driver loads."""

@@ -1,0 +1,423 @@
+"""A model folder as the gates see it: adapter, checkpoint, tokenizer, runner, reference.
+
+The adapter contract is that of the LLM examples of Xilinx/mlir-air (e972f2942): an adapter written for them
+loads here unmodified. Ours may offer more, all optional:
+
+* ``checkpoint(model_name) -> Checkpoint`` resolves a model name to a folder on disk, for the reference, the
+  tokenizer and the report; without it the name goes through :func:`llms.checkpoints.resolve` as it is;
+* ``build_config(model_name)`` with one parameter is given the model name; the contract's own has none;
+* ``hf_reference`` and ``build_hf_model`` as in the contract.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llms.checkpoints import Checkpoint, resolve
+from llms.verify.contract.capture import Capture, DiagnosisCapture, capture, capture_diagnosis
+from llms.verify.contract.chat import EncodedPrompt, encode_prompt
+from llms.verify.contract.prompts import STYLES, PromptStyle, load_prompts
+from llms.verify.contract.records import NpuRunner
+from llms.verify.contract.topk import N_TOKENS, K
+from llms.verify.reference.cache import ReferenceCache
+from llms.verify.reference.hf import HFReference
+from llms.verify.reference.matched import MatchedReference
+
+ADAPTER = "verify_adapter.py"
+MAX_SEQ = 2048
+# Tokens that a gate generates at most: those of the token-set gate, and the decode step that is profiled.
+GENERATED = N_TOKENS + 1
+# Positions that hold every chat prompt of the sets with its generation: nothing has to be encoded to know it.
+_ROOMY = 512
+CONFIG_FIELDS = ("n_layers", "emb_dim", "n_kv_heads", "head_dim")
+_FUNCTIONS = ("resolve_model", "build_config", "build_runner")
+_RUNNER_MEMBERS = ("name", "prefill", "decode_step")
+
+
+class DeploymentError(Exception):
+    """A model folder or its adapter cannot be used; the text says which and what is missing."""
+
+
+def known_models(root: Path | None = None) -> tuple[str, ...]:
+    """Return the names of the model folders with an adapter below ``root`` (default: package ``llms``)."""
+    folder = root if root is not None else _package_folder()
+    return tuple(sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER}")))
+
+
+def find_folder(path_or_model_name: str | Path) -> Path:
+    """Return the folder of a model, given its name or any path to it.
+
+    Raises:
+        DeploymentError: there is no such folder or it has no adapter; the text lists the known models.
+    """
+    candidates = [Path(path_or_model_name), _package_folder() / Path(path_or_model_name).name]
+    for folder in candidates:
+        if (folder / ADAPTER).is_file():
+            return folder.resolve()
+    known = ", ".join(known_models()) or "none"
+    if any(folder.is_dir() for folder in candidates):
+        problem = f"model folder {path_or_model_name} has no {ADAPTER}"
+    else:
+        problem = f"unknown model {str(path_or_model_name)!r}"
+    raise DeploymentError(
+        f"{problem}. Known models: {known}. Name one of them or a folder that holds {ADAPTER}."
+    )
+
+
+def load_adapter(folder: Path) -> ModuleType:
+    """Import ``<folder>/verify_adapter.py`` and check the names of the contract.
+
+    A folder of this package is imported as ``llms.<model>.verify_adapter``; another one by path, with the
+    folder and its parent importable, as scripts of such a folder expect.
+
+    Raises:
+        DeploymentError: the import fails or names of the contract are missing.
+    """
+    try:
+        if folder.parent == _package_folder():
+            module = importlib.import_module(f"llms.{folder.name}.{Path(ADAPTER).stem}")
+        else:
+            module = _import_by_path(folder / ADAPTER)
+    except Exception as error:
+        raise DeploymentError(
+            f"{folder / ADAPTER} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    missing = [name for name in _FUNCTIONS if not callable(getattr(module, name, None))]
+    choices = getattr(module, "MODEL_CHOICES", None)
+    if not isinstance(choices, Mapping) or not choices:
+        missing.insert(0, "MODEL_CHOICES (a non-empty dict of key -> checkpoint id)")
+    if missing:
+        raise DeploymentError(
+            f"{folder / ADAPTER} does not fulfil the adapter contract, missing: {', '.join(missing)}"
+        )
+    accepted = inspect.signature(module.build_runner).parameters
+    if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in accepted.values()):
+        lacking = [name for name in ("npu_attn", "lite_mode") if name not in accepted]
+        if lacking:
+            raise DeploymentError(f"{folder / ADAPTER}: build_runner does not accept {', '.join(lacking)}")
+    return module
+
+
+class Deployment:
+    """One model under test. Cheap to make: weights, tokenizer, runner and reference are built on first use.
+
+    Attributes:
+        folder: the model's folder.
+        name: its name, which reports use.
+        adapter: the loaded adapter module.
+        use_cache: whether reference runs come from and go to the disk cache.
+        choice: key of ``MODEL_CHOICES`` in use, or ``None`` for an explicit checkpoint.
+        model_name: what ``resolve_model`` answered: a checkpoint id or a path.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        adapter: ModuleType,
+        *,
+        checkpoint: Path | str | None = None,
+        model_choice: str | None = None,
+        use_cache: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.adapter = adapter
+        self.use_cache = use_cache
+        choices: Mapping[str, str] = adapter.MODEL_CHOICES
+        self.choice: str | None = None
+        if checkpoint is not None:
+            wanted = str(Path(checkpoint).expanduser().absolute())
+        else:
+            wanted = model_choice or getattr(adapter, "DEFAULT_MODEL", None) or next(iter(choices))
+            self.choice = wanted if wanted in choices else None
+            if self.choice is None and model_choice is not None and not _names_checkpoint(wanted):
+                raise DeploymentError(
+                    f"{self.name} has no model {wanted!r}: choose one of {', '.join(choices)}, "
+                    f"a checkpoint id (org/model) or a path"
+                )
+        self.model_name = str(adapter.resolve_model(wanted))
+        self._runners: dict[tuple[int, bool, bool], NpuRunner] = {}
+        self._references: dict[tuple[str, bool], HFReference] = {}
+
+    @classmethod
+    def from_folder(
+        cls,
+        path_or_model_name: str | Path,
+        *,
+        checkpoint: Path | str | None = None,
+        model_choice: str | None = None,
+        use_cache: bool = True,
+    ) -> Deployment:
+        """Load a deployment.
+
+        Args:
+            path_or_model_name: ``smollm2_135m``, ``llms/smollm2_135m`` or the folder of a foreign adapter.
+            checkpoint: HF folder or GGUF file to use instead of the model's own; goes through
+                ``resolve_model``.
+            model_choice: key of ``MODEL_CHOICES`` (``base``, ``instruct``), an id or a path.
+            use_cache: ``False`` bypasses the disk cache of reference runs.
+
+        Raises:
+            DeploymentError: unknown folder, unusable adapter, unknown choice.
+        """
+        folder = find_folder(path_or_model_name)
+        adapter = load_adapter(folder)
+        return cls(folder, adapter, checkpoint=checkpoint, model_choice=model_choice, use_cache=use_cache)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The resolved checkpoint of the device side.
+
+        Raises:
+            llms.checkpoints.CheckpointError: there is none, or it is torn.
+        """
+        return self._resolve(self.model_name)
+
+    @cached_property
+    def reference_checkpoint(self) -> Checkpoint:
+        """The checkpoint of the reference: the same, unless ``hf_reference`` of the adapter names another."""
+        name = self.model_name
+        if callable(getattr(self.adapter, "hf_reference", None)):
+            name = str(self.adapter.hf_reference(name))
+        return self.checkpoint if name == self.model_name else self._resolve(name)
+
+    def _resolve(self, name: str) -> Checkpoint:
+        if callable(getattr(self.adapter, "checkpoint", None)):
+            found = self.adapter.checkpoint(name)
+            if not isinstance(found, Checkpoint):
+                raise DeploymentError(
+                    f"{self.folder / ADAPTER}: checkpoint() returned {type(found).__name__}"
+                )
+            return found
+        return resolve(name)
+
+    @cached_property
+    def _config(self) -> Any:
+        build = self.adapter.build_config
+        positional = [
+            item
+            for item in inspect.signature(build).parameters.values()
+            if item.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        config = build(self.model_name) if positional else build()
+        missing = [name for name in CONFIG_FIELDS if not hasattr(config, name)]
+        if missing:
+            raise DeploymentError(f"{self.folder / ADAPTER}: build_config() lacks {', '.join(missing)}")
+        return config
+
+    def config(self) -> Any:
+        """Return the adapter's model configuration (n_layers, emb_dim, n_kv_heads, head_dim and more)."""
+        return self._config
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the reference checkpoint."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.reference_checkpoint.path, local_files_only=True)
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """Content of the checkpoint's ``generation_config.json``, empty when it has none."""
+        path = self.reference_checkpoint.path / "generation_config.json"
+        if not path.exists():
+            return {}
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+
+    @cached_property
+    def prompt_style(self) -> PromptStyle:
+        """The style that fits the model: its choice when that names a style, else by its chat template.
+
+        Chat templates are long: a model whose positions do not hold one prompt of the set and its generation
+        gets plain prompts.
+        """
+        if self.choice in STYLES:
+            return "instruct" if self.choice == "instruct" and self._chat_fits() else "base"
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        return "instruct" if has_template and self._chat_fits() else "base"
+
+    def _chat_fits(self) -> bool:
+        room = self.prompt_room
+        if room is None or not getattr(self.tokenizer, "chat_template", None):
+            return True
+        return max(len(self.encode(text, "instruct")) for text in load_prompts("instruct")) <= room
+
+    @property
+    def prompt_room(self) -> int | None:
+        """Tokens that a prompt may have, so that the model's positions hold the generation of every gate too.
+
+        None where every prompt of the sets fits anyway.
+        """
+        limit = getattr(self.config(), "max_position", None)
+        return None if limit is None or limit >= _ROOMY else int(limit) - GENERATED
+
+    def encode(self, text: str, style: PromptStyle | None = None) -> EncodedPrompt:
+        """Encode one prompt in the given style (default: the model's), chat template applied once."""
+        return encode_prompt(self.tokenizer, text, style or self.prompt_style)
+
+    def prompts(
+        self, n: int | None = None, style: PromptStyle | None = None, *, file: Path | None = None
+    ) -> tuple[EncodedPrompt, ...]:
+        """Return the first ``n`` prompts (all when None) of the style's set or of ``file``, encoded.
+
+        A model of few positions gets the beginning of a prompt of the set, see :attr:`prompt_room`; ``text``
+        is what was encoded. A user's prompts are never cut.
+
+        Raises:
+            DeploymentError: not even the first letter of a prompt leaves room for the generation.
+        """
+        chosen = style or self.prompt_style
+        fit = self._fitting if file is None else self.encode
+        return tuple(fit(text, chosen) for text in load_prompts(chosen, n, file=file))
+
+    def _fitting(self, text: str, style: PromptStyle) -> EncodedPrompt:
+        """Encode a prompt; while it is too long, leave out its last word, and of a single word letters."""
+        whole, room = text, self.prompt_room
+        prompt = self.encode(text, style)
+        while room is not None and len(prompt) > room:
+            text = text.rpartition(" ")[0] or text[:-1]
+            if not text:
+                raise DeploymentError(
+                    f"{self.name}: prompt {whole!r} and {GENERATED} generated tokens do not fit the model's "
+                    f"{self.config().max_position} positions, however short the prompt is cut"
+                )
+            prompt = self.encode(text, style)
+        return prompt
+
+    def runner(self, max_seq: int = MAX_SEQ, *, npu_attn: bool = True, lite_mode: bool = False) -> NpuRunner:
+        """Return the device side, built once per set of arguments.
+
+        Raises:
+            DeploymentError: what ``build_runner`` returns is no runner.
+        """
+        key = (max_seq, npu_attn, lite_mode)
+        if key not in self._runners:
+            runner = self.adapter.build_runner(
+                self.model_name,
+                self.config(),
+                max_seq,
+                self.tokenizer,
+                npu_attn=npu_attn,
+                lite_mode=lite_mode,
+            )
+            lacking = [name for name in _RUNNER_MEMBERS if not hasattr(runner, name)]
+            if lacking:
+                raise DeploymentError(
+                    f"{self.folder / ADAPTER}: build_runner() returned {type(runner).__name__} "
+                    f"without {', '.join(lacking)}"
+                )
+            self._runners[key] = runner
+        return self._runners[key]
+
+    def release_runners(self) -> None:
+        """Drop the built runners (a runner's optional ``close()`` is called), so that the device is free."""
+        while self._runners:
+            _, runner = self._runners.popitem()
+            close = getattr(runner, "close", None)
+            if callable(close):
+                close()
+
+    def hf_reference(self, *, dtype: str = "bfloat16", use_cache: bool | None = None) -> HFReference:
+        """Return the HF reference of this deployment, one object per set of arguments.
+
+        Args:
+            dtype: ``bfloat16`` for gates.
+            use_cache: ``False`` bypasses the disk cache, ``None`` does what the deployment was opened with;
+                ``PYTEST_NPU_NO_REFERENCE_CACHE=1`` bypasses it everywhere.
+        """
+        cached = self.use_cache if use_cache is None else use_cache
+        key = (dtype, cached)
+        if key not in self._references:
+            model = None
+            if callable(getattr(self.adapter, "build_hf_model", None)):
+                path = str(self.reference_checkpoint.path)
+                model = self.adapter.build_hf_model(self.model_name, path, self.config())
+            self._references[key] = HFReference(
+                self.reference_checkpoint,
+                dtype=dtype,
+                cache=ReferenceCache.default() if cached else None,
+                model=model,
+            )
+        return self._references[key]
+
+    def matched_reference(
+        self, *, use_cache: bool | None = None, reorder: int | None = None
+    ) -> MatchedReference:
+        """Return a new arithmetic-matched reference of this deployment; ``use_cache`` as for HF's.
+
+        ``reorder``: seed of another order of its sums, see
+        :class:`llms.verify.reference.matched.MatchedReference`.
+
+        An adapter's own ``build_hf_model`` is built anew for it, as the injection changes the model.
+        """
+        cached = self.use_cache if use_cache is None else use_cache
+        model = None
+        if callable(getattr(self.adapter, "build_hf_model", None)):
+            path = str(self.reference_checkpoint.path)
+            model = self.adapter.build_hf_model(self.model_name, path, self.config())
+        return MatchedReference(
+            self.reference_checkpoint,
+            cache=ReferenceCache.default() if cached else None,
+            model=model,
+            reorder=reorder,
+        )
+
+    def capture(
+        self,
+        prompt: EncodedPrompt,
+        *,
+        n_tokens: int = N_TOKENS,
+        k: int = K,
+        max_seq: int = MAX_SEQ,
+        forced: Sequence[int] | None = None,
+        keep_logits: bool = False,
+    ) -> Capture:
+        """Run one prompt on the device, see :func:`llms.verify.contract.capture.capture`."""
+        runner = self.runner(max_seq)
+        return capture(runner, prompt.ids, n_tokens=n_tokens, k=k, forced=forced, keep_logits=keep_logits)
+
+    def capture_diagnosis(
+        self, prompt: EncodedPrompt, forced: Sequence[int], *, max_seq: int = MAX_SEQ
+    ) -> DiagnosisCapture:
+        """Run one prompt on the device with ``forced`` tokens and keep the inside view."""
+        return capture_diagnosis(self.runner(max_seq), prompt.ids, forced)
+
+
+def _package_folder() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def _names_checkpoint(name: str) -> bool:
+    return "/" in name or Path(name).exists()
+
+
+def _import_by_path(path: Path) -> ModuleType:
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    name = f"npu_foreign_adapter_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    for folder in (path.parent.parent, path.parent):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no loader for {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,1 @@
+"""A deployment of another project, run in a process of its own."""

@@ -1,0 +1,1 @@
+"""Phase 0, reference: weights, configuration, token ids and the reference run."""

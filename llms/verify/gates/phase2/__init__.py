@@ -1,0 +1,1 @@
+"""Phase 2, block: one assembled layer against the reference."""

@@ -1,0 +1,110 @@
+"""Start an audit in a process of its own and read what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 1800
+
+
+@dataclass(frozen=True)
+class AuditOutcome:
+    """Verdict and payload of an audit; `message` tells a failure, `table` is a section of the report."""
+
+    ok: bool
+    payload: dict[str, Any]
+    message: str
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Payload of kind `table` for the HTML report."""
+        findings = self.payload.get("findings", [])
+        return {
+            "title": f"Independent audit: {self.payload.get('verdict', 'FAIL')}",
+            "note": f"{self.payload.get('device', '')}; {self.payload.get('seconds', 0)} s in a process of "
+            f"its own without caches; again with: {self.payload.get('command', '')}",
+            "columns": ["answer", "question", "evidence"],
+            "rows": [[f["status"], f["question"], f["evidence"]] for f in findings],
+        }
+
+
+def in_fresh_process(
+    folder: Path,
+    *,
+    out: Path,
+    npu: bool = False,
+    checkpoint: Path | None = None,
+    choice: str | None = None,
+    prompts: int = 1,
+    ladder: bool = True,
+    fault: str | None = None,
+) -> AuditOutcome:
+    """Run `python -m llms.audit`; reports are in `out`. A process that dies is a failed audit."""
+    command = [
+        sys.executable,
+        "-m",
+        "llms.audit",
+        str(folder),
+        "--out",
+        str(out),
+        "--prompts",
+        str(prompts),
+    ]
+    command += ["--npu"] if npu else []
+    command += ["--checkpoint", str(checkpoint)] if checkpoint else []
+    command += ["--model", choice] if choice else []
+    command += [] if ladder else ["--no-ladder"]
+    command += ["--fault", fault] if fault else []
+    result = out / "audit.json"
+    result.unlink(missing_ok=True)
+    root = Path(__file__).resolve().parents[4]
+    # the tree that this process runs comes first, wherever it was started
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            told, errors = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s")
+    code = process.returncode
+    if not result.is_file():
+        said = (errors or told).strip()[-2000:]
+        return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit ended with exit code {code}: {said}")
+    payload = json.loads(result.read_text(encoding="utf-8"))
+    author = payload.get("environment", {}).get("process")
+    if author != str(process.pid):
+        text = (
+            f"the report was written by process {author}, the audit is process {process.pid}: an earlier one"
+        )
+        return AuditOutcome(False, {**payload, "verdict": "FAIL"}, text)
+    failed = [f for f in payload["findings"] if f["status"] == "FAIL"]
+    lines = [
+        f"{payload['model']}: {payload['verdict']}",
+        *(f"  {f['question']} {f['evidence']}" for f in failed),
+    ]
+    ok = code == 0 and payload["verdict"] != "FAIL"
+    return AuditOutcome(ok, payload, "" if ok else "\n".join(lines))
+
+
+def for_options(folder: Path, options: Any) -> AuditOutcome:
+    """The audit that a pytest run asks for; reports go to `<report folder>/<model>/`.
+
+    `options`: device, checkpoint, variant, planted fault and report folder of the plugin's `npu_options`.
+    """
+    return in_fresh_process(
+        folder,
+        out=options.report_dir / folder.name,
+        npu=options.npu,
+        checkpoint=options.checkpoint,
+        choice=options.model,
+        fault=getattr(options, "fault", None),
+    )

@@ -1,0 +1,165 @@
+"""Is what judges, measures and computes still what this tree ships, after a model's code has run?
+
+A snapshot of every function, method and constant of the judging packages is taken before the adapter is
+imported, and compared afterwards. Whoever replaces one (a wider k, a patched clock, a looser limit, a
+reference in another dtype) is named. The production functions are compared with a second import of their own
+source.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from llms.verify.gates.phase7.call_recorder import FUNCTIONS, load_production
+
+_PACKAGES = ("llms.verify", "llms.verify.gates.phase7", "llms.llama_kernel_builder", "npu_twin")
+_MODULES = (
+    "llms.llama_kernel_builder.deployment.adapter",
+    "llms.llama_kernel_builder.deployment.arithmetic_of",
+    "llms.llama_kernel_builder.deployment.production",
+    "llms.llama_kernel_builder.deployment.runner",
+    "llms.llama_kernel_builder.deployment.session",
+)
+_FOREIGN = ("transformers.modeling_utils", "transformers.models.auto.auto_factory")
+_MODELLING = "transformers.models.{0}.modeling_{0}"
+_CONSTANTS = (bool, int, float, str, bytes, tuple, frozenset, dict)
+# What only somebody needs who wants to behave differently when he is watched.
+_SNIFFED = ("pytest", "_pytest", "llms.audit", "llms.verify.gates.phase7")
+_PREFIX, _OURS = "PYTEST", "PYTEST_NPU_"
+_LOOKED_UP = (("sys", "_getframe"), ("sys", "modules"), ("inspect", "currentframe"), ("inspect", "stack"))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Fingerprints by `module.name` and `module.Class.name`, and the state of the device clock."""
+
+    prints: Mapping[str, Any]
+
+    @classmethod
+    def take(cls, model_types: tuple[str, ...] = ()) -> Snapshot:
+        """Import the judging packages, and the modelling code of these model types, and look at them."""
+        return cls(dict(_everything(model_types)))
+
+    def changed(self) -> list[str]:
+        """Names whose function, method or constant is another one now."""
+        found = []
+        for module_name, names in self._by_module().items():
+            module = importlib.import_module(module_name)
+            now = dict(_of_module(module))
+            found += [f"{name}{_by(now.get(name))}" for name in names if now.get(name) != self.prints[name]]
+        clock = dict(_clock())
+        found += [name for name, value in self.prints.items() if name[0] == "<" and clock.get(name) != value]
+        return found
+
+    def _by_module(self) -> dict[str, list[str]]:
+        modules: dict[str, list[str]] = {}
+        for name in self.prints:
+            if name[0] != "<":
+                modules.setdefault(name.split(":")[0], []).append(name)
+        return modules
+
+
+def _everything(model_types: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    names = list(_MODULES)
+    for package in _PACKAGES:
+        names += [package, *_submodules(importlib.import_module(package))]
+    names += [*_FOREIGN, *(_MODELLING.format(name) for name in model_types)]
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        yield from _of_module(module)
+    yield from _clock()
+
+
+def _submodules(package: ModuleType) -> Iterator[str]:
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.endswith("__main__"):
+            yield found.name
+
+
+def _of_module(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for attribute, held in vars(value).items():
+                mark = _fingerprint(held)
+                if mark is not None:
+                    yield f"{module.__name__}:{name}.{attribute}", mark
+            continue
+        if name.startswith("__"):
+            continue
+        # transformers keeps registries in upper case
+        mark = _fingerprint(value, constant=name.isupper() and not module.__name__.startswith("transformers"))
+        if mark is not None:
+            yield f"{module.__name__}:{name}", mark
+
+
+def _fingerprint(value: Any, *, constant: bool = False) -> Any:
+    """What must not change: the code of a function with its defaults, the class, the value of a constant."""
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if isinstance(value, property):
+        return ("property", _fingerprint(value.fget))
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        return (value.__code__, repr(value.__defaults__), repr(value.__kwdefaults__))
+    if isinstance(value, type):
+        return ("class", value.__module__, value.__qualname__)
+    if constant and isinstance(value, _CONSTANTS):
+        return ("constant", repr(value))
+    return None
+
+
+def _by(mark: Any) -> str:
+    """Where the replacement comes from, if it is a function."""
+    code = mark[0] if isinstance(mark, tuple) and mark and isinstance(mark[0], CodeType) else None
+    return f" (now {code.co_name} of {Path(code.co_filename).name})" if code else ""
+
+
+def _clock() -> Iterator[tuple[str, Any]]:
+    """The clock of the device: its class, and what lies in the object itself."""
+    from llms.llama_kernel_builder.driver import current
+
+    clock = current().clock
+    yield "<device clock>", type(clock).__qualname__
+    yield "<device clock's attributes>", tuple(sorted((key, id(value)) for key, value in vars(clock).items()))
+
+
+def patched_production(module: ModuleType, path: Path) -> list[str]:
+    """Production functions that are not those of their own source; `path`: that source file."""
+    fresh = load_production(path, module.__package__ or "")
+    found = []
+    for name in FUNCTIONS:
+        mine, theirs = (_fingerprint(getattr(owner, name, None)) for owner in (module, fresh))
+        if mine is None or theirs is None or mine[0] != theirs[0]:
+            found.append(f"{path.name}: {name} is not the one of the source{_by(mine)}")
+    return found
+
+
+def watching_code(folder: Path) -> list[str]:
+    """Lines of a model folder that look at who is calling, outside of its tests."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            sniffed = _sniffed(node)
+            if sniffed:
+                found.append(f"{path.name}, line {node.lineno}: looks at {sniffed}")  # type: ignore[attr-defined]
+    return found
+
+
+def _sniffed(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        named = node.value.startswith(_PREFIX) and not node.value.startswith(_OURS)
+        return repr(node.value) if named or node.value in _SNIFFED else ""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}" if (node.value.id, node.attr) in _LOOKED_UP else ""
+    return ""

@@ -1,0 +1,1 @@
+"""What the device is held against: plain HF, the arithmetic-matched model, fp32 kernels."""

@@ -1,0 +1,303 @@
+"""The documents of a deployment, written by `npu-deploy run` from the results of its pytest run.
+
+Into the model's folder where `npu-deploy new` made it (or with --update-docs), else into `reports/<model>/`:
+a run must not change files that are under version control unasked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llms.llama_kernel_builder.deployment import describe
+from llms.verify.contract.models import ROOT, ModelFolder
+from npu_deploy import folders
+from npu_deploy.scaffold import RECORD
+
+if TYPE_CHECKING:
+    from pytest_npu.report.model import RunReport
+
+    from llms.llama_kernel_builder.model_config import ModelConfig
+
+BEGIN = "<!-- state: npu-deploy run writes between these marks -->"
+END = "<!-- /state -->"
+TIMING_HEAD = (
+    "| phase | start | end | wall min | compile min | device min | remaining min | device | verdict |\n"
+    "|---|---|---|---|---|---|---|---|---|\n"
+)
+REVIEW = "needs-human-review"
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """One phase of a run. Times in seconds; `start` and `end` are local times, empty when nothing ran."""
+
+    phase: int
+    title: str
+    verdict: str
+    counts: dict[str, int] = field(default_factory=dict)
+    start: str = ""
+    end: str = ""
+    wall_s: float = 0.0
+    compile_s: float = 0.0
+    device_s: float = 0.0
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """`phase 6 finalize`."""
+        return f"phase {self.phase} {self.title}"
+
+    def remaining_s(self, measured: bool) -> float:
+        """Wall time without compilation and, where it is real, without device time."""
+        return max(0.0, self.wall_s - self.compile_s - (self.device_s if measured else 0.0))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the documents of one run say."""
+
+    model: ModelFolder
+    title: str
+    phases: Sequence[PhaseResult]
+    known: dict[int, str]
+    device: str
+    checkpoint: str
+    run_folder: Path | None
+    warnings: Sequence[str]
+    reasons: Sequence[str]
+    config: ModelConfig | None
+    report: RunReport | None
+    complete: bool
+
+
+def home(model: ModelFolder, update_docs: bool | None) -> Path:
+    """Folder that gets TODO.md and docs/: the model's own or its reports."""
+    own = update_docs if update_docs is not None else (model.folder / RECORD).is_file()
+    if own and os.access(model.folder, os.W_OK):
+        return model.folder
+    return folders.report_root(model) / model.name
+
+
+def write_all(facts: Facts, target: Path) -> list[Path]:
+    """Write every document that the run has something for; returns their paths."""
+    development = target / "docs" / "development_progress"
+    development.mkdir(parents=True, exist_ok=True)
+    written = [
+        _write_timing(development / "phase_timing.md", facts),
+        _write_state(target, Path("TODO.md"), facts, _todo(facts)),
+        _write_state(target, Path("docs/development_progress/progress.md"), facts, _progress(facts)),
+    ]
+    if facts.run_folder is not None and (facts.run_folder / "evaluation_report.md").is_file():
+        text = (facts.run_folder / "evaluation_report.md").read_text(encoding="utf-8")
+        lines = text.replace(f"{ROOT.parent}/", "").replace(str(ROOT.parent), ".").splitlines()
+        written.append(_put(target / "docs" / "evaluation_report.md", lines))
+    if any(result.phase == 6 and result.verdict == "PASS" for result in facts.phases):
+        written.append(_put(target / "docs" / "phase6_finalize.md", _finalize(facts)))
+    written.append(_put(target / "docs" / "handoff.md", _handoff(facts)))
+    return written
+
+
+def _put(path: Path, lines: Iterable[str]) -> Path:
+    from llms.checkpoints import write_atomically
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(lines).rstrip("\n") + "\n"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text.encode())
+        path.chmod(0o644)
+    return path
+
+
+def _write_timing(path: Path, facts: Facts) -> Path:
+    if path.is_file():
+        old = path.read_text(encoding="utf-8")
+    else:
+        old = f"# {facts.title}: time per phase\n\n{TIMING_HEAD}"
+    measured = facts.device.endswith("(measured)")
+    new = [
+        f"| {r.phase} {r.title} | {r.start} | {r.end} | {r.wall_s / 60:.2f} | {r.compile_s / 60:.2f} | "
+        f"{r.device_s / 60:.3f} | {r.remaining_s(measured) / 60:.2f} | {facts.device} | {r.verdict} |"
+        for r in facts.phases
+        if r.start
+    ]
+    return _put(path, [old.rstrip("\n"), *new])
+
+
+def _write_state(target: Path, place: Path, facts: Facts, state: Sequence[str]) -> Path:
+    """Replace what stands between the marks; the rest comes from the target, else from the model's folder."""
+    path = target / place
+    old = next((p for p in (path, facts.model.folder / place) if p.is_file()), None)
+    fresh = f"# {facts.title}\n\n{BEGIN}\n{END}\n"
+    text = old.read_text(encoding="utf-8") if old is not None else fresh
+    if BEGIN not in text or END not in text.split(BEGIN, 1)[1]:
+        text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
+    before, rest = text.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    body = "\n".join(state)
+    return _put(path, [f"{before}{BEGIN}\n{body}\n{END}{after}"])
+
+
+def _todo(facts: Facts) -> list[str]:
+    from pytest_npu.core.constants import PHASES
+
+    lines = []
+    for number, title in PHASES.items():
+        verdict = facts.known.get(number)
+        done = verdict == "PASS"
+        tail = "" if done or verdict is None else f": {verdict}"
+        lines.append(f"- [{'x' if done else ' '}] phase {number} {title}{tail}")
+    if facts.reasons:
+        lines += ["", f"**{REVIEW}**", "", *(f"- [ ] {text}" for text in facts.reasons)]
+    if facts.warnings:
+        lines += ["", "Warnings of the last run:", "", *(f"- {text}" for text in facts.warnings)]
+    return lines
+
+
+def _progress(facts: Facts) -> list[str]:
+    from pytest_npu.core.constants import PHASES
+
+    lines = ["| phase | verdict |", "|---|---|"]
+    lines += [f"| {n} {title} | {facts.known.get(n, 'not run')} |" for n, title in PHASES.items()]
+    return [*lines, "", f"Last judged on {facts.device}, weights: {facts.checkpoint}."]
+
+
+def _verdict_rows(facts: Facts) -> list[str]:
+    lines = ["| phase | verdict | tests | wall |", "|---|---|---|---|"]
+    for r in facts.phases:
+        tests = ", ".join(f"{count} {name}" for name, count in r.counts.items()) or r.reason or "-"
+        lines.append(f"| {r.phase} {r.title} | {r.verdict} | {tests} | {r.wall_s:.1f} s |")
+    return lines
+
+
+def _finalize(facts: Facts) -> list[str]:
+    from pytest_npu.report.timing import timing_of
+
+    judged = next(result.end for result in facts.phases if result.phase == 6)
+    head = f"Weights: {facts.checkpoint}. Judged {judged}; predictions are of that day."
+    lines = [f"# {facts.title}: phase 6, finalize", "", head, ""]
+    timing = timing_of(facts.report) if facts.report is not None else None
+    lines += [
+        "| | prompt | TTFT | tokens/s | ms per token | clock |",
+        "|---|---|---|---|---|---|",
+    ]
+    if timing is not None:
+        lines.append(
+            f"| this run, these weights | {timing.seq_len or '-'} | {_ms(timing.ttft_ms)} | "
+            f"{_number(timing.tps)} | {_number(timing.tpot_ms)} | {timing.clock} |"
+        )
+    if facts.config is not None:
+        production = production_config(facts)
+        for what, config in (
+            ("this configuration, predicted", facts.config),
+            ("production configuration, predicted", production),
+            ("reference llama32_1b, predicted", reference_config()),
+        ):
+            if config is None or (what.startswith("production") and config == facts.config):
+                continue
+            expected = describe.speed(config)
+            lines.append(
+                f"| {what} | {expected.seq_len} | {_ms(expected.ttft_ms)} | {expected.tps:.1f} "
+                f"| {expected.tpot_ms:.1f} | twin (modelled) |"
+            )
+            silicon = describe.published(config)
+            if silicon is not None:
+                lines.append(
+                    f"| {what.split(',')[0]}, published (Xilinx/mlir-air e972f2942, {silicon['device']}) | "
+                    f"{silicon['seq_len']} | {_ms(silicon['ttft_s'] * 1e3)} | {silicon['decode_tps']:.1f} | "
+                    f"{silicon['decode_ms_per_token']:.1f} | npu2 (measured) |"
+                )
+        lines += ["", *_against_reference(production or facts.config)]
+        lines += [
+            "",
+            f"{str(describe.share(facts.config))[:1].upper()}{str(describe.share(facts.config))[1:]}.",
+        ]
+    if timing is not None and timing.rows:
+        lines += ["", "## Breakdown of this run", "", "| section | kind | name | calls | ms | ms per call |"]
+        lines.append("|---|---|---|---|---|---|")
+        lines += [
+            f"| {row.get('section')} | {row.get('kind')} | {row.get('name')} | {row.get('calls')} | "
+            f"{_number(row.get('total_ms'), 3)} | {_number(row.get('per_call_ms'), 4)} |"
+            for row in timing.rows
+        ]
+    return lines
+
+
+def _against_reference(config: ModelConfig) -> list[str]:
+    """Time per token relative to the reference model, next to the ratio of the weights read per token."""
+    mine, other = describe.speed(config), describe.speed(reference_config())
+    weights = [
+        c.n_layers * (2 * c.emb_dim * (c.q_dim + c.kv_dim) + 3 * c.emb_dim * c.hidden_dim)
+        + c.emb_dim * c.vocab_size
+        for c in (config, reference_config())
+    ]
+    return [
+        f"One token takes {mine.tpot_ms / other.tpot_ms:.3g} times that of llama32_1b (both predicted, twin "
+        f"(modelled)), for {weights[0] / weights[1]:.3g} times the weights read per token."
+    ]
+
+
+def reference_config() -> ModelConfig:
+    """The production configuration of the reference model, llama32_1b."""
+    from llms.llama32_1b.llama32_1b_weights import CONFIG
+
+    return CONFIG
+
+
+def production_config(facts: Facts) -> ModelConfig | None:
+    """What the adapter says the published model looks like; None for a foreign adapter."""
+    from llms.llama_kernel_builder.model_config import ModelConfig
+    from llms.verify.contract.deployment import load_adapter
+
+    config = getattr(load_adapter(facts.model.folder), "CONFIG", None)
+    return config if isinstance(config, ModelConfig) else None
+
+
+def _handoff(facts: Facts) -> list[str]:
+    verdict = "complete" if facts.complete else "stopped"
+    lines = [f"# {facts.title}: hand-off ({verdict})", ""]
+    lines += [f"Device: {facts.device}. Weights: {facts.checkpoint}.", "", *_verdict_rows(facts), ""]
+    stopped = next((r for r in facts.phases if r.verdict != "PASS"), None)
+    if stopped is not None:
+        lines += [f"Stopped at {stopped.label}: {stopped.verdict}. {stopped.reason}".rstrip(), ""]
+    if facts.reasons:
+        lines += [f"## {REVIEW}", "", *(f"- {text}" for text in facts.reasons), ""]
+    if facts.warnings:
+        lines += ["## Warnings", "", *(f"- {text}" for text in facts.warnings), ""]
+    lines += ["## Where things are", ""]
+    if facts.run_folder is not None:
+        lines.append(f"- report of this run: `{_shown(facts.run_folder / 'report.html')}`")
+    lines += [
+        f"- code: `{_shown(facts.model.folder)}`, verdicts: `npu-deploy status {facts.model.name}`",
+        "",
+        "## Next",
+        "",
+    ]
+    if stopped is not None:
+        lines.append(
+            f"1. Look at the failures in the report, then `npu-deploy run {facts.model.name} "
+            f"--from {stopped.phase}`."
+        )
+        return lines
+    lines += [
+        f"1. `npu-deploy doctor {facts.model.name}` says what a machine with an NPU needs for it.",
+        "2. Build the artefacts there with the mlir-air toolchain.",
+        f"3. `npu-deploy run {facts.model.name} --npu` judges the same phases on silicon.",
+    ]
+    return lines
+
+
+def _shown(path: Path) -> str:
+    """A path of the source tree without the place of the tree: such documents are under version control."""
+    return str(path.relative_to(ROOT.parent) if path.is_relative_to(ROOT.parent) else path)
+
+
+def _ms(value: Any) -> str:
+    return "-" if value is None else f"{float(value):.1f} ms"
+
+
+def _number(value: Any, places: int = 1) -> str:
+    return "-" if value is None else f"{float(value):.{places}f}"

@@ -1,0 +1,85 @@
+"""What a green run does not say by itself: warnings, and the reasons for which a person should look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_npu.report.model import RunReport
+
+    from llms.llama_kernel_builder.model_config import ModelConfig
+    from llms.verify.contract.deployment import Deployment
+
+TWIN = "twin (modelled)"
+
+
+def reasons(deployment: Deployment, report: RunReport) -> list[str]:
+    """Why a PASS still needs human review, in words that stay the same from run to run."""
+    found = []
+    if report.device_label == TWIN:
+        found.append(
+            "judged on the digital twin: no compiler has placed these programs, no silicon has run them"
+        )
+    checkpoint = deployment.checkpoint
+    if checkpoint.kind == "tiny":
+        found.append(f"judged on {checkpoint.label}: the production weights have not been judged")
+    unconfirmed, imprecise = _rows(deployment)
+    if unconfirmed:
+        found.append(f"{unconfirmed} GEMM rows have a K tiling that no silicon has confirmed")
+    if imprecise:
+        found.append(
+            f"{imprecise} kernel rows are within their tier only, not within their tolerance everywhere"
+        )
+    return found
+
+
+def warnings(deployment: Deployment, report: RunReport) -> list[str]:
+    """What the run and the configuration warn about."""
+    from llms.llama_kernel_builder.device_config import deviations
+    from llms.llama_kernel_builder.model_config import ModelConfig
+
+    config = deployment.config()
+    found = list(deviations(config)) if isinstance(config, ModelConfig) else []
+    for test in report.tests.values():
+        if test.outcome in ("skipped", "xfailed", "xpassed"):
+            found.append(f"{test.name} is {test.outcome}: {test.reason}")
+        if test.reruns:
+            found.append(f"{test.name} was run {test.reruns + 1} times")
+    found += [
+        f"preflight: {fact['name']} {fact.get('value')}: {fact.get('remedy')}"
+        for fact in report.preflight
+        if fact.get("ok") is False
+    ]
+    for record in report.records:
+        payload = record["payload"]
+        if isinstance(payload, dict):
+            found += [str(text) for key in ("warnings", "notes") for text in payload.get(key) or ()]
+    return list(dict.fromkeys(found))
+
+
+def _rows(deployment: Deployment) -> tuple[int, int]:
+    """Registry rows in use whose K tiling is unconfirmed, and rows that pass within their tier only."""
+    from kernel_registry import registry_lookup
+    from kernel_registry.sweep import UNCONFIRMED
+    from npu_deploy import rows
+    from npu_deploy.scaffold import generic_sequence
+
+    config: ModelConfig = deployment.config()
+    sequence = getattr(getattr(deployment.adapter, "inference", None), "SEQUENCE", None) or generic_sequence()
+    unconfirmed = imprecise = 0
+    for need in rows.needed(sequence, config):
+        dims = dict(zip(registry_lookup.DIMS[need.op], need.shape, strict=True))
+        methods: Any = (
+            registry_lookup.GEMM_METHODS[need.output_dtype, need.precision] if need.op == "gemm" else ()
+        )
+        attrs = {"causal": need.causal} if need.op == "flash_attention" else {}
+        try:
+            used = registry_lookup.best(
+                need.op, dims, methods=methods, attrs=attrs, dtype_out=need.output_dtype
+            )
+        except registry_lookup.UnmeasuredShape:
+            continue
+        row = next(row for row in registry_lookup.rows(need.op, dims) if row["id"] == used.row_id)
+        unconfirmed += UNCONFIRMED in row.get("note", "")
+        imprecise += row["status"] == "in_tier"
+    return unconfirmed, imprecise

@@ -1,0 +1,326 @@
+"""`npu-deploy run`: the phase gates of a model in order, as one pytest process; verdicts go to the ledger."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_npu.ledger import store as ledger
+
+from llms.verify.contract.models import ROOT, ModelFolder
+from npu_deploy import documents, folders, phase_clock, review
+from npu_deploy.documents import PhaseResult
+from npu_deploy.errors import (
+    GATE_FAILED,
+    INTERRUPTED,
+    NO_NPU,
+    NOTHING_RAN,
+    OK,
+    PRECONDITION,
+    USAGE,
+    DeployError,
+)
+
+if TYPE_CHECKING:
+    from pytest_npu.report.model import RunReport
+
+    from llms.verify.contract.deployment import Deployment
+
+NO_TESTS = "NO TESTS"
+BLOCKED = "BLOCKED"
+# Exit codes of pytest: interrupted, wrong usage (no usable NPU with --npu).
+_PYTEST_INTERRUPTED = 2
+_PYTEST_USAGE = 4
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the user asked for. `last` None: the last phase that has tests; `prompts`: a number or `all`."""
+
+    first: int = 0
+    last: int | None = None
+    npu: bool = False
+    checkpoint: Path | None = None
+    choice: str | None = None
+    prompts: str = "2"
+    force: bool = False
+    update_docs: bool | None = None
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit code, JSON-able result and the same for people."""
+
+    exit_code: int
+    result: dict[str, Any]
+    lines: tuple[str, ...]
+
+    def text(self) -> str:
+        """Lines for a terminal."""
+        return "\n".join(self.lines)
+
+
+def run_all(request: RunRequest) -> Outcome:
+    """Run every model, one after the other; the exit code is the first that is not 0."""
+    outcomes = []
+    for model in folders.all_models():
+        try:
+            outcomes.append(run_model(str(model.folder), request))
+        except DeployError as error:
+            row = {"model": model.name, "verdict": "FAIL", "error": str(error), "exit_code": error.exit_code}
+            outcomes.append(Outcome(error.exit_code, row, (f"{model.name}: error: {error}",)))
+    codes = [outcome.exit_code for outcome in outcomes if outcome.exit_code != OK]
+    lines = [line for outcome in outcomes for line in (*outcome.lines, "")]
+    return Outcome(
+        codes[0] if codes else OK, {"models": [outcome.result for outcome in outcomes]}, tuple(lines)
+    )
+
+
+def run_model(name: str | None, request: RunRequest) -> Outcome:
+    """Run one model. Raises DeployError for what keeps the run from starting."""
+    if name is None:
+        raise DeployError("name a model, or say --all", USAGE)
+    model = folders.find(name)
+    present = phases_with_tests(model)
+    last = request.last if request.last is not None else max(present, default=6)
+    if request.first > last:
+        raise DeployError(f"--from {request.first} is after --to {last}", USAGE)
+    if request.checkpoint is not None and not request.checkpoint.expanduser().exists():
+        raise DeployError(f"--checkpoint {request.checkpoint} does not exist", USAGE)
+    deployment = ledger.open_deployment(model, request.checkpoint, request.choice)
+    identity = ledger.identity_of(deployment)
+    book = ledger.path_of(model)
+    _check_order(model, request, ledger.read(book), identity)
+
+    wanted = list(range(request.first, last + 1))
+    runnable = [n for n in wanted if all(m in present for m in wanted if m <= n)]
+    begin = time.time()
+    done = _pytest(model, request, runnable)
+    report, folder, code = done.report, done.folder, done.exit_code
+    results = _stop_at_first([_phase_result(number, done) for number in wanted])
+    judged = [r for r in results if r.verdict not in (NO_TESTS, BLOCKED)]
+    device = report.device_label if report is not None else "no device used"
+    label = deployment.checkpoint.label
+    run_id = folder.name if folder is not None else ""
+    ledger.append(
+        book,
+        [
+            ledger.entry(model.name, r.phase, r.verdict, identity, device, label, run_id, r.wall_s)
+            for r in judged
+        ],
+    )
+    facts = _facts(model, deployment, results, identity, device, report, folder)
+    target = documents.home(model, request.update_docs)
+    written = documents.write_all(facts, target)
+    exit_code = _exit_code(results, code)
+    result = {
+        "model": model.name,
+        "verdict": "PASS" if exit_code == OK else next(r.verdict for r in results if r.verdict != "PASS"),
+        "exit_code": exit_code,
+        "phases": [_as_dict(r) for r in results],
+        "hash": identity.hash,
+        "device": device,
+        "checkpoint": label,
+        "report": str(folder) if folder is not None else None,
+        "documents": [str(path) for path in written],
+        "needs_human_review": bool(facts.reasons),
+        "review_reasons": list(facts.reasons),
+        "warnings": list(facts.warnings),
+        "wall_s": round(time.time() - begin, 1),
+    }
+    return Outcome(exit_code, result, tuple(_summary(facts, results, result, target)))
+
+
+def phases_with_tests(model: ModelFolder) -> set[int]:
+    """Phases that a test file of the model marks. Reads source only."""
+    from pytest_npu.core.phases import phases_in
+
+    return {phase for path in model.tests.glob("test_*.py") for phase in phases_in(path)}
+
+
+def _check_order(
+    model: ModelFolder, request: RunRequest, entries: list[ledger.Entry], identity: ledger.Identity
+) -> None:
+    if request.first == 0 or request.force:
+        return
+    missing = [n for n in range(request.first) if not ledger.holds(entries, n, identity)]
+    if missing:
+        last = ledger.last_by_phase(entries).get(missing[0])
+        why = "has not run" if last is None else f"is {last.verdict}"
+        if last is not None and (changed := identity.differences(last.parts)):
+            why = f"was judged before a change of {', '.join(changed)}"
+        raise DeployError(
+            f"{model.name}: phase {request.first} comes after a PASS of phase {missing[0]}, which {why}; "
+            f"start with --from {missing[0]}, or say --force",
+            PRECONDITION,
+        )
+
+
+@dataclass(frozen=True)
+class _Done:
+    """One pytest process: its exit code and what its own event log says."""
+
+    exit_code: int
+    report: RunReport | None = None
+    folder: Path | None = None
+    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
+    compile_s: dict[str, float] = field(default_factory=dict)
+
+
+def _pytest(model: ModelFolder, request: RunRequest, phases: list[int]) -> _Done:
+    """Run the phases in one process."""
+    from pytest_npu.core.events import read_events
+    from pytest_npu.report.model import build_run_report
+    from pytest_npu.report.runlogs import EVENTS_FILE
+
+    if not phases:
+        return _Done(OK)
+    root = folders.report_root(model)
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-deploy-{os.getpid()}"
+    parent = ROOT.parent if model.folder.parent == ROOT else model.folder.parent
+    command = [sys.executable, "-m", "pytest", str(model.tests), "-m"]
+    command += [" or ".join(f"phase{number}" for number in phases)]
+    command += ["--import-mode=importlib", "-p", "npu_deploy.phase_clock", f"--rootdir={parent}"]
+    command += ["--npu-report-dir", str(root), "--npu-run-id", run_id, "--npu-prompts", request.prompts]
+    command += ["--npu-no-ledger"]  # this command writes the verdicts, bound to what it saw before the run
+    command += ["--npu"] if request.npu else []
+    command += ["--checkpoint", str(request.checkpoint.expanduser().absolute())] if request.checkpoint else []
+    command += ["--npu-model", request.choice] if request.choice else []
+    with tempfile.TemporaryDirectory(prefix="npu-deploy-") as work:
+        clock = Path(work) / "compile.jsonl"
+        # Spinning OpenMP threads starve each other when cores are shared.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, phase_clock.ENV: str(clock)}
+        code = subprocess.call(
+            command, cwd=parent, env=environment, stdout=sys.stderr if request.quiet else None
+        )
+        compiled = phase_clock.read(clock)
+    folder = root / model.name / run_id
+    if not (folder / EVENTS_FILE).is_file():
+        return _Done(code)
+    events = list(read_events(folder / EVENTS_FILE))
+    return _Done(code, build_run_report(model.name, events), folder, _spans(events), compiled)
+
+
+def _phase_result(number: int, done: _Done) -> PhaseResult:
+    from pytest_npu.core.constants import PHASES
+
+    report = done.report
+    found = None if report is None else next((p for p in report.phases if p.phase == number), None)
+    if report is None or found is None:
+        return PhaseResult(number, PHASES[number], NO_TESTS, reason="no test of this phase ran")
+    tests = [test for test in report.tests.values() if test.phase == number]
+    verdict = found.verdict
+    if verdict == "PASS" and (not report.finished or report.interrupts):
+        verdict = "INCOMPLETE"
+    bad = next((t for t in tests if t.outcome not in ("passed", "blocked", "skipped")), None)
+    start, end = done.spans.get(number, (0.0, 0.0))
+    return PhaseResult(
+        number,
+        PHASES[number],
+        verdict,
+        found.counts,
+        _clock(start) if start else "",
+        _clock(end) if end else "",
+        end - start if start else found.duration_s,
+        sum(done.compile_s.get(test.nodeid, 0.0) for test in tests),
+        sum(test.device_s for test in tests),
+        f"{bad.name}: {bad.reason}" if bad is not None else "",
+    )
+
+
+def _spans(events: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    """Phase -> seconds since the epoch of the first start and the last end of its tests."""
+    spans: dict[int, tuple[float, float]] = {}
+    phase_of: dict[str, int] = {}
+    for event in events:
+        if event["event"] == "test_start" and event.get("phase") is not None:
+            phase_of[event["nodeid"]] = number = int(event["phase"])
+            begin, end = spans.get(number, (event["t"], event["t"]))
+            spans[number] = (min(begin, event["t"]), max(end, event["t"]))
+        elif event["event"] in ("test_phase", "test_finish") and event.get("nodeid") in phase_of:
+            number = phase_of[event["nodeid"]]
+            spans[number] = (spans[number][0], max(spans[number][1], event["t"]))
+    return spans
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _stop_at_first(results: list[PhaseResult]) -> list[PhaseResult]:
+    """Nothing behind the first phase that is not PASS counts, whatever ran."""
+    for place, result in enumerate(results):
+        if result.verdict != "PASS":
+            reason = f"{result.label} is {result.verdict}"
+            later = [replace(r, verdict=BLOCKED, reason=reason, counts={}) for r in results[place + 1 :]]
+            return [*results[: place + 1], *later]
+    return results
+
+
+def _facts(
+    model: ModelFolder,
+    deployment: Deployment,
+    results: list[PhaseResult],
+    identity: ledger.Identity,
+    device: str,
+    report: RunReport | None,
+    folder: Path | None,
+) -> documents.Facts:
+    from llms.llama_kernel_builder.model_config import ModelConfig
+
+    last = ledger.last_by_phase(ledger.read(ledger.path_of(model)))
+    known = {n: e.verdict if e.hash == identity.hash else f"{e.verdict}, stale" for n, e in last.items()}
+    config = deployment.config()
+    return documents.Facts(
+        model,
+        model.name,
+        results,
+        known,
+        device,
+        deployment.checkpoint.label,
+        folder,
+        review.warnings(deployment, report) if report is not None else [],
+        review.reasons(deployment, report) if report is not None else [],
+        config if isinstance(config, ModelConfig) else None,
+        report,
+        all(result.verdict == "PASS" for result in results),
+    )
+
+
+def _exit_code(results: list[PhaseResult], code: int) -> int:
+    if all(result.verdict == "PASS" for result in results):
+        return OK
+    if code == _PYTEST_USAGE:
+        return NO_NPU
+    if code == _PYTEST_INTERRUPTED:
+        return INTERRUPTED
+    first = next(result for result in results if result.verdict != "PASS")
+    return NOTHING_RAN if first.verdict in (NO_TESTS, "EMPTY", "INCOMPLETE") else GATE_FAILED
+
+
+def _as_dict(result: PhaseResult) -> dict[str, Any]:
+    return {
+        key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(result).items()
+    }
+
+
+def _summary(
+    facts: documents.Facts, results: list[PhaseResult], result: dict[str, Any], target: Path
+) -> list[str]:
+    lines = [f"{facts.model.name}: {result['verdict']}  ({facts.device}; {facts.checkpoint})"]
+    for r in results:
+        lines.append(f"  {r.label:22} {r.verdict:11} {r.wall_s:6.1f} s  {r.reason}".rstrip())
+    if facts.reasons:
+        lines += [f"  {documents.REVIEW}:", *(f"    - {text}" for text in facts.reasons)]
+    lines += [f"  warning: {text}" for text in facts.warnings]
+    if facts.run_folder is not None:
+        lines.append(f"  report: {facts.run_folder / 'report.html'}")
+    lines.append(f"  hand-off: {target / 'docs' / 'handoff.md'}")
+    return lines

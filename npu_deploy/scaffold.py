@@ -1,0 +1,307 @@
+"""Make a model folder: rendered from templates, staged, then moved into place in one step."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llms.llama_kernel_builder.deployment import describe
+from llms.verify.contract.models import ROOT
+from npu_deploy import folders, rows
+from npu_deploy.checks import Candidate
+from npu_deploy.errors import PRECONDITION, USAGE, DeployError
+
+if TYPE_CHECKING:
+    from llms.llama_kernel_builder.llama_loop import KernelSequence
+    from llms.llama_kernel_builder.model_config import ModelConfig
+
+TEMPLATES = Path(__file__).parent / "templates" / "model"
+RECORD = "deployment.json"
+# The tests of every model folder are these files, byte for byte: one source, copied.
+EXEMPLAR = ROOT / "llama32_1b" / "tests"
+
+# template -> path in the folder; `{m}` is the model's name
+_FILES = {
+    "__init__.py": "__init__.py",
+    "weights.py": "{m}_weights.py",
+    "cpu_helpers.py": "{m}_cpu_helpers.py",
+    "prefill.py": "{m}_prefill.py",
+    "decode.py": "{m}_decode.py",
+    "inference.py": "{m}_inference.py",
+    "verify_adapter.py": "verify_adapter.py",
+    "Makefile": "Makefile",
+    "gitignore": ".gitignore",
+    "README.md": "README.md",
+    "ARCHITECTURE.md": "ARCHITECTURE.md",
+    "TODO.md": "TODO.md",
+    "progress.md": "docs/development_progress/progress.md",
+    "LESSONS.md": "docs/development_progress/LESSONS.md",
+    "debug_log.md": "docs/development_progress/debug_log.md",
+    "phase_timing.md": "docs/development_progress/phase_timing.md",
+}
+DOCUMENTS = tuple(key for key in _FILES if not key.endswith(".py"))
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """A finished model folder."""
+
+    name: str
+    folder: Path
+    rows: rows.SweptRows
+    deviations: tuple[str, ...]
+
+
+def model_name(source: str, wanted: str | None) -> str:
+    """Folder and module name for a checkpoint. Raises DeployError for a name Python cannot import."""
+    if wanted is not None:
+        if not wanted.isidentifier() or keyword.iskeyword(wanted) or wanted.startswith("_"):
+            raise DeployError(f"--name {wanted!r} is no module name: use letters, digits and _", USAGE)
+        return wanted
+    path = Path(source).expanduser()
+    last = path.absolute().name if path.exists() else source.rsplit("/", 1)[-1]
+    name = re.sub(r"[^a-z0-9]+", "_", last.lower().removesuffix(".gguf")).strip("_")
+    if not name:
+        raise DeployError(f"no folder name can be made from {source!r}; give one with --name", USAGE)
+    return f"m_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
+
+
+def place(name: str, into: Path | None) -> Path:
+    """Where the folder will be. Raises DeployError when it exists or cannot be written."""
+    parent = into.expanduser().absolute() if into is not None else folders.default_parent()
+    folder = parent / name
+    if folder.exists():
+        raise DeployError(f"{folder} exists; choose another name with --name, or remove it", PRECONDITION)
+    probe = next(path for path in (parent, *parent.parents) if path.exists())
+    if not probe.is_dir() or not os.access(probe, os.W_OK):
+        raise DeployError(f"{parent} cannot be written; name another folder with --into DIR", PRECONDITION)
+    return folder
+
+
+def registry_of(folder: Path) -> Path:
+    """The registry that gets the rows: the project's for a folder of the project, else the folder's own."""
+    from kernel_registry import registry_lookup
+
+    return registry_lookup.roots()[0] if folder.parent == ROOT else folder / "kernel_registry"
+
+
+def generic_sequence() -> KernelSequence:
+    """The kernel sequence that a scaffolded model has; its layer functions are the model's own."""
+    from llms.llama_kernel_builder import blocks
+    from llms.llama_kernel_builder.block import Block
+    from llms.llama_kernel_builder.llama_loop import KernelSequence
+
+    def prefill_blocks(config: ModelConfig, seq_len: int) -> tuple[Block, ...]:
+        return (
+            *blocks.qkv(config, seq_len),
+            *blocks.flash_attn(config, seq_len),
+            *blocks.ffn(config, seq_len),
+        )
+
+    def decode_blocks(config: ModelConfig) -> tuple[Block, ...]:
+        return (*blocks.qkv_gemv(config), *blocks.ffn_gemv(config))
+
+    def run_nothing(*_arguments: Any) -> Any:
+        raise RuntimeError("this sequence describes a model, it does not run one")
+
+    return KernelSequence(prefill_blocks, run_nothing, decode_blocks, run_nothing, blocks.lm_head_gemv)
+
+
+def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold:
+    """Stage the folder, sweep its rows, compile everything for the twin, move it into place.
+
+    Whatever fails leaves no folder. Raises DeployError.
+    """
+    local = folder.parent != ROOT
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    registry = registry_of(folder)
+    if not local:
+        rows.check_writable(registry)
+    _clear_stages(folder.parent)
+    stage = Path(tempfile.mkdtemp(prefix=f".{name}.{os.getpid()}.", suffix=".part", dir=folder.parent))
+    try:
+        swept_into = stage / "kernel_registry" if local else registry
+        sequence = generic_sequence()
+        requirements = rows.needed(sequence, candidate.config)
+        swept = rows.sweep_rows(requirements, swept_into, name)
+        with _registry(swept_into):
+            _compile(sequence, candidate.config)
+        context = context_of(candidate.config, name, title_of(source, name), local=local)
+        context |= {
+            "choice": "instruct" if candidate.chat else "base",
+            "source": _text(source),
+            "checkpoint_words": f"`{source}`",
+        }
+        for path, text in rendered(context).items():
+            target = stage / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        copy_tests(stage / "tests")
+        (stage / RECORD).write_text(_record(candidate, name, source), encoding="utf-8")
+        stage.chmod(0o755)
+        stage.rename(folder)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+    if local:
+        folders.remember(folder)
+    from llms.llama_kernel_builder.device_config import deviations
+
+    return Scaffold(name, folder, swept, tuple(deviations(candidate.config)))
+
+
+def _clear_stages(parent: Path) -> None:
+    """Remove what a command that was killed has left: a stage whose process is gone."""
+    for stage in parent.glob(".*.part"):
+        pid = stage.name.split(".")[-3] if stage.name.count(".") >= 4 else ""
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def copy_tests(target: Path) -> None:
+    """Copy the gates that all model folders share."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(EXEMPLAR.glob("test_*.py")):
+        shutil.copyfile(path, target / path.name)
+
+
+def title_of(source: str, name: str) -> str:
+    """What documents call the model."""
+    path = Path(source).expanduser()
+    return path.absolute().name if path.exists() else source.rsplit("/", 1)[-1] or name
+
+
+def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> dict[str, Any]:
+    """Everything the templates need that follows from the configuration."""
+    from pytest_npu.core.constants import PHASES
+
+    from llms.llama_kernel_builder.blocks_decode import gemv_name
+    from llms.llama_kernel_builder.blocks_prefill import qkv_name, splits_qkv, v_name
+    from llms.llama_kernel_builder.device_config import attends_on_device, deviations, ffn_form
+
+    bucket = 128
+    prefill, decode, partitions = describe.elf_rows(generic_sequence(), config, bucket)
+    table = ["| ELF | launches |", "|---|---|"]
+    traits = [
+        text
+        for text, present in (
+            ("bias on Q, K and V", config.qkv_bias),
+            ("a norm per head on Q and K", config.qk_norm),
+        )
+        if present
+    ]
+    head_first = config.head_dim > 64
+    return {
+        "name": name,
+        "title": title,
+        "local": local,
+        "own_registry": local,
+        "package": name if local else f"llms.{name}",
+        "package_parent": ".." if local else "../..",
+        "c": config,
+        "config_fields": describe.config_fields(config),
+        "split_qkv": splits_qkv(config),
+        "qkv": qkv_name(config),
+        "qkv_gemv": gemv_name(config),
+        "v": v_name(config),
+        "qkv_words": f"{' and '.join(traits)} before RoPE" if traits else "Q, K and V with RoPE",
+        "attention_words": ("attention heads first" if head_first else "attention")
+        if attends_on_device(config)
+        else "attention on the host",
+        "ffn_words": {"merged": "one ELF", "head_down": "two ELFs", "split": "five ELFs"}[ffn_form(config)],
+        "family_words": _family_words(config),
+        "speed": "\n".join(describe.speed_table(config)),
+        "prefill_table": "\n".join([*table, *prefill]),
+        "decode_table": "\n".join([*table, *decode]),
+        "partitions": partitions,
+        "share": f"{str(describe.share(config))[0].upper()}{str(describe.share(config))[1:]}.",
+        "deviations": deviations(config),
+        "phases": list(PHASES.items()),
+    }
+
+
+def _family_words(config: ModelConfig) -> str:
+    grouped = config.n_heads != config.n_kv_heads
+    words = [f"{config.model_type} family", "grouped-query attention" if grouped else "multi-head attention"]
+    words += ["QKV bias"] * config.qkv_bias + ["bias of the output projection"] * config.o_bias
+    words += ["QK-norm"] * config.qk_norm
+    if config.rope_scaling.kind != "default":
+        words.append(f"{config.rope_scaling.kind} RoPE scaling by {config.rope_scaling.factor:g}")
+    if config.q_dim != config.emb_dim:
+        words.append(f"queries {config.q_dim} wide in a model {config.emb_dim} wide")
+    return ", ".join(words).capitalize()[:1].upper() + ", ".join(words)[1:] + "."
+
+
+def rendered(context: dict[str, Any], only: tuple[str, ...] = tuple(_FILES)) -> dict[str, str]:
+    """Path in the folder -> text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    name = context["name"]
+    return {_FILES[key].format(m=name): environment.get_template(f"{key}.j2").render(context) for key in only}
+
+
+def _text(source: str) -> str:
+    path = Path(source).expanduser()
+    return json.dumps(str(path.resolve()) if path.exists() else source, ensure_ascii=False)
+
+
+def _record(candidate: Candidate, name: str, source: str) -> str:
+    import datetime
+
+    record = {
+        "name": name,
+        "source": json.loads(_text(source)),
+        "content_hash": candidate.checkpoint.content_hash,
+        "config": candidate.config.as_dict(),
+        "notes": list(candidate.notes),
+        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    return json.dumps(record, indent=1) + "\n"
+
+
+@contextmanager
+def _registry(root: Path) -> Iterator[None]:
+    """Let lookups see a registry that is not in its place yet."""
+    from kernel_registry.registry_lookup import ENV
+
+    before = os.environ.get(ENV)
+    os.environ[ENV] = os.pathsep.join([str(root), *([before] if before else [])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ENV]
+        else:
+            os.environ[ENV] = before
+
+
+def _compile(sequence: KernelSequence, config: ModelConfig) -> None:
+    """Compile every program for the twin without keeping it. Raises DeployError with the compiler's words."""
+    from llms.llama_kernel_builder.exceptions import CompileFailed, ProgramError
+    from llms.llama_kernel_builder.llama_loop import all_programs
+    from llms.llama_kernel_builder.toolchains.seam import TwinToolchain
+
+    toolchain = TwinToolchain()
+    with tempfile.TemporaryDirectory(prefix="npu-deploy-") as work:
+        try:
+            for program in all_programs(sequence, config):
+                toolchain.compile(program, Path(work) / "program.elf")
+        except (CompileFailed, ProgramError) as error:
+            raise DeployError(f"the model does not compile: {error}", PRECONDITION) from error

@@ -1,0 +1,1 @@
+"""Optional plugins beside this one: pytest-benchmark, xdist, html, syrupy, rerunfailures."""

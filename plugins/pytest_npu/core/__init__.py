@@ -1,0 +1,1 @@
+"""Options, phases, models, state and fixtures of a run."""

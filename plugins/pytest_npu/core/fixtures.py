@@ -1,0 +1,125 @@
+"""Fixtures for tests of a model. The modules that they need are imported when one is requested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_npu.core.exceptions import DevicePoisoned, DeviceUnavailable
+from pytest_npu.core.models import model_name
+
+if TYPE_CHECKING:
+    from pytest_npu.core.options import NpuOptions
+    from pytest_npu.core.state import NpuState
+    from pytest_npu.device.driver import Clock, Device
+    from pytest_npu.device.lock import NpuLock
+
+RecordFunction = Callable[[str, Any], None]
+
+
+@pytest.fixture(scope="session")
+def npu_device(request: pytest.FixtureRequest) -> Device:
+    """The opened device: `name`, `label`, `clock` and whatever the driver adds (`module` is its pyxrt).
+
+    A device that failed earlier in the run fails every later test that wants it, with the first cause.
+    """
+    return _open(_state(request))
+
+
+def _state(request: pytest.FixtureRequest) -> NpuState:
+    from pytest_npu.core.state import state_of
+
+    return state_of(request.config)
+
+
+def _open(state: NpuState) -> Device:
+    try:
+        return state.device.open()
+    except (DevicePoisoned, DeviceUnavailable) as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(autouse=False)
+def npu_lock(request: pytest.FixtureRequest) -> Iterator[NpuLock]:
+    """The machine-wide NPU lock as a context manager: ``with npu_lock: <work on the device>``.
+
+    Hold it from opening a hardware context to closing it, never during compilation, reference or
+    comparison. A lock that a test leaves acquired is released when the test ends. On the twin it costs
+    nothing: every process has a device of its own.
+    """
+    lock = _state(request).make_lock()
+    yield lock
+    while lock.held:
+        lock.release()
+
+
+@pytest.fixture(scope="session")
+def device_clock(npu_device: Device) -> Clock:
+    """Clock of the device; `now()` in seconds, modelled on the twin and measured on silicon."""
+    return npu_device.clock
+
+
+@pytest.fixture(scope="module")
+def deployment(request: pytest.FixtureRequest, npu_device: Device) -> Any:
+    """The deployment of the model in whose folder the test is; opened once per process and model."""
+    state = _state(request)
+    folder = state.folders.of(Path(request.path))
+    if folder is None:
+        raise pytest.UsageError(
+            f"the fixture 'deployment' needs a test below a model folder (one with verify_adapter.py); "
+            f"{request.path} is in none"
+        )
+    if folder not in state.deployments:
+        from pytest_npu.core.deployments import describe
+
+        opened = request.config.hook.pytest_npu_open_deployment(
+            config=request.config, folder=folder, options=state.options, device=npu_device
+        )
+        state.deployments[folder] = opened
+        state.emit("deployment", model=model_name(folder), folder=str(folder), **describe(opened))
+    return state.deployments[folder]
+
+
+@pytest.fixture(scope="module")
+def hf_reference(deployment: Any) -> Any:
+    """The Hugging Face bf16 reference of the deployment, on the same checkpoint."""
+    return deployment.hf_reference()
+
+
+@pytest.fixture(scope="session")
+def npu_options(request: pytest.FixtureRequest) -> NpuOptions:
+    """What the user asked for on the command line: number of prompts, tokens, checkpoint, device."""
+    return _state(request).options
+
+
+@pytest.fixture
+def npu_record(request: pytest.FixtureRequest) -> RecordFunction:
+    """Put a result into the report: ``npu_record(kind, payload)`` with a JSON-able payload.
+
+    Known kinds get a section or a table of their own in the report: `phase0`, `phase1`, `block`,
+    `topk_gate`, `ladder`, `teacher_forced`, `limits`, `diagnosis`, `optimisation`, `profile`, `cache_check`
+    (rows of layer, head, tensor, cos_min, norm_ratio, or matrices per prompt), `comparison` (definition,
+    rows of what, device, checkpoint, seq_len, ttft_ms, tpot_ms, source) and `table` (title, note, columns,
+    rows).
+    Others are listed as they are. Recorded at once, so it is in the report whatever happens next. Raises
+    `pytest_npu.RecordError` naming the entry that JSON cannot carry.
+    """
+    from pytest_npu.core.events import to_jsonable
+
+    state = _state(request)
+    nodeid = request.node.nodeid
+
+    def record(kind: str, payload: Any) -> None:
+        info = state.tests.get(nodeid)
+        state.emit(
+            "record",
+            model=info.model if info else model_name(state.folders.of(Path(request.path))),
+            nodeid=nodeid,
+            kind=kind,
+            payload=to_jsonable(payload, kind),
+        )
+
+    return record

@@ -1,0 +1,1 @@
+"""The device of a run: driver, lock, supervisor, watchdog, preflight."""

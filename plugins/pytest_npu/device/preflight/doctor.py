@@ -1,0 +1,115 @@
+"""All checks in one report, and its text."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pytest_npu.device.preflight import artefacts, host, silicon
+from pytest_npu.device.preflight.estimate import MemoryEstimate, estimate
+from pytest_npu.device.preflight.machine import Machine
+from pytest_npu.device.preflight.types import Finding, Report
+
+DEFAULT_LOCK = Path("/tmp/mlir-air-npu.lock")  # the file that mlir-air's own commands lock
+LOCK_ENV = "NPU_LOCK_FILE"
+
+_MARKS = {"ok": "ok", "bad": "BAD", "warning": "warn", "info": "info", "unknown": "?"}
+_TITLES = {"silicon": "Silicon", "host": "Host", "twin": "Digital twin and reference"}
+
+
+def examine(machine: Machine | None = None, *, model: str | None = None, lock: Path | None = None) -> Report:
+    """Run every check on a machine (default: this one), with a model's memory and artefacts when given.
+
+    Raises LookupError for an unknown model.
+    """
+    machine = machine if machine is not None else Machine()
+    adapter, need = _model(model)
+    npus = machine.npus()
+    answer, smi = machine.pyxrt(), machine.xrt_smi()
+    findings = [
+        *silicon.device(machine, npus),
+        *silicon.xrt(machine, npus, answer, smi),
+        silicon.power(answer, smi),
+        *silicon.holders(machine, npus),
+        host.memlock(machine, need),
+        host.lock_file(machine, lock or Path(os.environ.get(LOCK_ENV) or DEFAULT_LOCK)),
+    ]
+    if model is not None and adapter is not None:
+        found = artefacts.check(model, adapter)
+        findings += [found] if found is not None else []
+    findings += [*host.memory(machine, need), *host.software()]
+    return Report(tuple(findings))
+
+
+def _model(model: str | None) -> tuple[Any, MemoryEstimate | None]:
+    if model is None:
+        return None, None
+    from llms.verify.contract.models import find_model
+
+    folder = find_model(model)
+    adapter = importlib.import_module(f"llms.{folder.name}.verify_adapter")
+    return adapter, estimate(model, adapter.CONFIG)
+
+
+def examine_model(folder: Path, selection: artefacts.Selection | None = None) -> tuple[Finding, ...]:
+    """Memory and artefacts of one model folder; empty for a folder that is no model of this project."""
+    from llms.verify.contract.models import ROOT
+
+    if folder.resolve().parent != ROOT or not (folder / "verify_adapter.py").is_file():
+        return ()
+    adapter, need = _model(folder.name)
+    if selection is not None and selection.config is not None:
+        need = estimate(folder.name, selection.config)
+    found = artefacts.check(folder.name, adapter, selection)
+    ram = [finding for finding in host.memory(Machine(), need) if finding.name == "RAM"]
+    return (*([found] if found is not None else []), *ram)
+
+
+def command(model: str | None, *, as_json: bool, npu: bool) -> tuple[str, int]:
+    """What `npu-deploy doctor` prints, and its exit code.
+
+    0: work is possible here; 1: not even on the twin; 2: unknown model; 4: `npu` was asked for and the NPU
+    is not ready.
+    """
+    try:
+        report = examine(model=model)
+    except LookupError as error:
+        return f"error: {error}", 2
+    text = json.dumps(report.as_json(), indent=1) if as_json else render(report)
+    if npu and report.blocking:
+        return text, 4
+    return text, 1 if report.twin_blocking and report.blocking else 0
+
+
+def render(report: Report) -> str:
+    """Text for a terminal: a verdict for silicon and twin, then every finding with reason and remedy."""
+    lines = [_verdict(report)]
+    for scope, title in _TITLES.items():
+        found = [finding for finding in report.findings if finding.scope == scope]
+        if found:
+            lines += ["", title]
+            lines += [line for finding in found for line in _lines(finding)]
+    return "\n".join(lines)
+
+
+def _verdict(report: Report) -> str:
+    if not report.blocking:
+        npu = "NPU (--npu): ready"
+    else:
+        npu = f"NPU (--npu): not usable: {', '.join(f.name for f in report.blocking)}"
+    twin = "ready"
+    if report.twin_blocking:
+        twin = f"not usable: {', '.join(f.name for f in report.twin_blocking)}"
+    return f"{npu}\ndigital twin (default): {twin}"
+
+
+def _lines(finding: Finding) -> list[str]:
+    lines = [f"  {_MARKS[finding.status]:>4}  {finding.name}: {finding.value}"]
+    if finding.status in ("bad", "warning"):
+        lines.append(f"        why: {finding.why}")
+    if finding.remedy:
+        lines.append(f"        remedy: {finding.remedy}")
+    return lines

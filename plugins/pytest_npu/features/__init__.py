@@ -1,0 +1,1 @@
+"""What an option switches on: one plugin object each."""

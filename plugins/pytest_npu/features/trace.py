@@ -1,0 +1,135 @@
+"""`--npu-trace FILE`: the timeline of a run, recorded by the host toolkit, with a slice per test.
+
+Every process that runs tests has a device and a clock of its own, hence a file of its own: `trace.gw0.json`
+beside `trace.json` for worker gw0 of pytest-xdist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_npu.core.constants import QUESTIONS
+from pytest_npu.core.exceptions import DevicePoisoned, DeviceUnavailable
+from pytest_npu.core.header import relative
+from pytest_npu.core.state import NpuState, Role
+
+if TYPE_CHECKING:
+    from llms.llama_kernel_builder.timeline import Timeline
+
+
+def file_of(path: Path, worker_id: str) -> Path:
+    """The file of one process."""
+    return path.with_name(f"{path.stem}.{worker_id}{path.suffix}") if worker_id else path
+
+
+class TimelineHooks:
+    """Registered in every process that runs tests."""
+
+    def __init__(self, state: NpuState, path: Path) -> None:
+        self._state = state
+        self._path = path
+        self._timeline: Timeline | None = None
+
+    def pytest_sessionstart(self) -> None:
+        """Open the file; `pytest_sessionstart`."""
+        try:
+            from llms.llama_kernel_builder.timeline import Timeline, TimelineError
+        except ImportError as error:
+            raise pytest.UsageError(
+                f"--npu-trace: the host toolkit llms.llama_kernel_builder cannot be imported ({error}); "
+                "install the project: pip install -e ."
+            ) from error
+        try:
+            device = self._state.device.open()
+        except DevicePoisoned:
+            return  # nothing more runs on it
+        except DeviceUnavailable as error:
+            raise pytest.UsageError(f"--npu-trace: {error}") from error
+        try:
+            self._timeline = Timeline(self._path, device=device).__enter__()
+        except TimelineError as error:
+            raise pytest.UsageError(f"--npu-trace: {error}") from error
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """A slice per test; `pytest_runtest_protocol`."""
+        if self._timeline is None:
+            return (yield)
+        from llms.llama_kernel_builder import timeline
+
+        with timeline.span(self._state.device.open().clock, timeline.TESTS, "test", item.nodeid):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
+        """Put the file into place and say so, before the log ends; `pytest_sessionfinish`."""
+        self._close()
+        return (yield)
+
+    def pytest_unconfigure(self) -> None:
+        """The same after a session that did not finish; `pytest_unconfigure`."""
+        self._close()
+
+    def _close(self) -> None:
+        timeline, self._timeline = self._timeline, None
+        if timeline is None:
+            return
+        timeline.close()
+        fields: dict[str, Any] = {
+            "path": str(timeline.path),
+            "events": timeline.events,
+            "error": timeline.error,
+            "unfinished": [str(path) for path in timeline.recovered],
+            "worker": self._state.worker_id,
+        }
+        self._state.timelines.append(fields)
+        if self._state.active or self._state.role is Role.WORKER:
+            self._state.emit("timeline", **fields)
+
+
+class ControllerHooks:
+    """Registered in the controller of pytest-xdist: what crashed workers left is kept."""
+
+    def __init__(self, state: NpuState, path: Path) -> None:
+        self._state = state
+        self._path = path
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """After the workers are gone; `pytest_sessionfinish`."""
+        from llms.llama_kernel_builder.timeline import keep_unfinished
+
+        kept = keep_unfinished(self._path)
+        if kept:
+            fields = {"path": "", "events": 0, "error": "", "unfinished": [str(path) for path in kept]}
+            self._state.timelines.append(fields)
+
+
+def lines(state: NpuState) -> list[str]:
+    """Where the timelines of this run are."""
+    found = []
+    for entry in state.timelines:
+        if entry["path"]:
+            problem = f", INCOMPLETE: {entry['error']}" if entry["error"] else ""
+            found.append(f"timeline: {relative(Path(entry['path']))} ({entry['events']} events{problem})")
+        found += [
+            f"timeline: {relative(Path(path))} is what a process that died left behind"
+            for path in entry["unfinished"]
+        ]
+    return found
+
+
+def register(state: NpuState) -> None:
+    """Register the hooks when a timeline was asked for and tests will run."""
+    path = state.options.trace
+    config = state.config
+    if path is None or any(config.getoption(name, None) for name in QUESTIONS):
+        return
+    if state.role is Role.CONTROLLER:
+        config.pluginmanager.register(ControllerHooks(state, path), "npu-timeline")
+        return
+    config.pluginmanager.register(TimelineHooks(state, file_of(path, state.worker_id)), "npu-timeline")

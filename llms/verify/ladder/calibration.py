@@ -2,8 +2,9 @@
 
 Two correct implementations of one arithmetic differ by the order of their f32 sums. What that does to a model
 follows no simple law: four tiny models of three and four layers stay below the floors of `thresholds.py`,
-SmolLM2-135M with 30 trained layers exceeds them up to fifty times. So the matched reference with its sums in another order stands in for the device, goes through the very procedures of
-the ladder, and what it measures there, times a margin, is the limit. No fault of the device can move it.
+SmolLM2-135M with 30 trained layers exceeds them up to fifty times. So the matched reference with its sums in
+another order stands in for the device, goes through the very procedures of the ladder, and what it measures
+there, times a margin, is the limit. No fault of the device can move it.
 """
 
 from __future__ import annotations

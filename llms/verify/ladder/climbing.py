@@ -122,9 +122,9 @@ def run_ladder(
 ) -> LadderOutcome:
     """Run all rungs over ``prompts`` and judge them by the limits of the checkpoint.
 
-    These are the recorded ones where this very checkpoint was measured, else what
-    `Calibration` finds for it on the same prompts. Both sides are
-    fed the tokens that the plain reference chose, which the token-set gate has computed already. ``device`` is held
+    These are the recorded ones where this very checkpoint was measured, else what `Calibration` finds for it
+    on the same prompts. Both sides are fed the tokens that the plain reference chose, which the token-set gate
+    has computed already. ``device`` is held
     while the device works only. ``limits_up_to`` bounds the compiled lengths that are tried (default: all of
     those that hold prompt and generation).
     """

@@ -1,6 +1,6 @@
 """`--npu-bisect`: after a gate that failed, name the first kernel, host operation or buffer that is wrong.
 
-The verdict is a section of the failed test's report and a record of kind `bisect` (`llms.verify.localise.find`).
+The verdict is a section of the failed test's report and a record of kind `bisect`.
 It is found once per model and run: the next gate that fails shows the same.
 """
 

@@ -28,13 +28,12 @@ def register_markers(config: pytest.Config) -> None:
 def phases_in(test_file: Path) -> set[int]:
     """Phases of a test file, without importing it: in its name (`test_phase6_ladder.py`).
 
-    A name without a phase says nothing, so there the marks of its own tests count, and a docstring that begins
-    with the phase (`Phase 6: ...`).
+    Where the name has none, the marks of its own tests count, and a docstring that begins with the phase
+    (`Phase 6: ...`).
     """
     named = {int(digit) for digit in _IN_NAME.findall(test_file.stem)}
     return named or {
-        int(marked or told)
-        for marked, told in _IN_SOURCE.findall(test_file.read_text(encoding="utf-8"))
+        int(marked or told) for marked, told in _IN_SOURCE.findall(test_file.read_text(encoding="utf-8"))
     }
 
 

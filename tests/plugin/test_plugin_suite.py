@@ -1,4 +1,4 @@
-"""Test files of a model import the shared suite: its assertions are rewritten, its fixtures find the model."""
+"""Test files of a model import the shared suite: assertions are rewritten, fixtures find the model."""
 
 from __future__ import annotations
 

@@ -19,6 +19,9 @@ def register_markers(config: pytest.Config) -> None:
     """Register `phase0` .. `phase7` and the plugin's other markers."""
     for number, title in PHASES.items():
         config.addinivalue_line("markers", f"phase{number}: gate of deployment phase {number} ({title})")
+    if not any(line.startswith("slow:") for line in config.getini("markers")):
+        # The suite of the model folders uses it, in repositories with --strict-markers as well.
+        config.addinivalue_line("markers", "slow: takes more than about 20 s; `-m 'not slow'` leaves it out")
     config.addinivalue_line(
         "markers",
         "npu_hang_timeout(seconds): under a supervisor, longest time of one phase of this test; 0: no limit",

@@ -12,10 +12,10 @@ from typing import Any
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import render as pages
 from kernel_registry import stale, store
+from kernel_registry.measure import MeasurementUnavailable, Measurer, TwinMeasurer, silicon
 from kernel_registry.schema import RegistryError, row_id
 from kernel_registry.shapes import DEFAULT_BUCKETS, Request, RequestError, from_file, parse
 from kernel_registry.sweep import sweep
-from llms.llama_kernel_builder.bench import MeasurementUnavailable, Measurer, TwinMeasurer, silicon
 
 
 def _parser() -> argparse.ArgumentParser:

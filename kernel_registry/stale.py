@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_registry import store
+from kernel_registry.measure import TwinMeasurer
 from kernel_registry.registry_lookup import DIMS, usable
 from kernel_registry.shapes import Request
 from kernel_registry.sweep import ranked
-from llms.llama_kernel_builder.bench import TwinMeasurer
 
 COMMAND = "python -m kernel_registry sweep --stale"
 _ROUNDED_US = 0.01

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
+from kernel_registry.measure import MeasurementUnavailable, Measurer, Numerics, Timed
 from kernel_registry.schema import row_id
 from kernel_registry.shapes import Request, RequestError
-from llms.llama_kernel_builder.bench import MeasurementUnavailable, Measurer, Numerics, Timed
 
 if TYPE_CHECKING:
     from npu_twin.constraints import Config
@@ -95,20 +95,15 @@ def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, Timed]]:
 
 
 def _known(request: Request, root: Path) -> lookup.KernelConfig | None:
-    methods: tuple[str, ...] = (request.method,) if request.method else ()
-    if request.op == "gemm" and not methods:
-        methods = lookup.GEMM_METHODS[request.output_dtype, request.precision]
-    if request.op == "rms_norm" and not methods:
-        methods = ("weighted",)
-    attrs = {"causal": request.causal} if request.op == "flash_attention" else {}
     try:
-        return lookup.best(
+        return lookup.config(
             request.op,
-            request.dims,
-            methods=methods,
-            attrs=attrs,
-            dtype_out=request.output_dtype,
+            method=request.method,
+            output_dtype=request.output_dtype,
+            precision=request.precision,
+            causal=request.causal,
             registry=root,
+            **request.dims,
         )
     except lookup.UnmeasuredShape:
         return None

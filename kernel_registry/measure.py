@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from npu_twin.extensions import ExtensionMissing, extension, kernel_references
 
 if TYPE_CHECKING:
-    from npu_twin.constraints import Config
+    from npu_twin.constraints import Config as Config  # for benches, which need no other name of the twin
 
 BENCHES = "npu_kernel_bench"
 """Entry-point group of those who run kernels on silicon."""
@@ -73,6 +73,15 @@ class Measurer(Protocol):
 
     def numerics(self, config: Config) -> Numerics | None:
         """Errors over the whole output; None where it cannot be computed in reasonable time."""
+
+
+def config_of(row: Mapping[str, Any]) -> Config:
+    """The configuration of a registry row that names all of it."""
+    from npu_twin.constraints import Config
+
+    return Config(
+        row["op"], row["method"], row["dims"], row["tile"], tuple(row["herd"]), row.get("attrs") or {}
+    )
 
 
 def harness_inputs(config: Config) -> dict[str, Any]:

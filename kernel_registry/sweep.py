@@ -24,8 +24,8 @@ KERNEL_TIERS = {
     "gelu": "bf16_transcendental",
     "flash_attention": "bf16_online_softmax",
 }
-
-
+VARIANTS = ("rms_norm", "rope", "flash_attention")
+"""Kernels whose methods compute different things; of the others the fastest method of the tier is taken."""
 UNCONFIRMED = "K tiling not confirmed on silicon"
 
 
@@ -228,6 +228,6 @@ def _superseded(old: Any, new: Any) -> bool:
     keys = ("provenance", "dims", "dtype_out", "tier", "context")
     same = all(old.get(k) == new.get(k) for k in keys)
     same = same and (old.get("attrs") or {}).get("causal") == (new.get("attrs") or {}).get("causal")
-    if new["op"] in ("rms_norm", "rope", "flash_attention"):
+    if new["op"] in VARIANTS:
         same = same and old["method"] == new["method"]
     return bool(same and new["provenance"] == "twin" and new["status"] != "silent_corruption")

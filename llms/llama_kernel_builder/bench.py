@@ -36,7 +36,7 @@ from .specs import KernelSpec, Scalar
 from .toolchains.seam import PrebuiltToolchain, Toolchain, toolchain_for
 
 if TYPE_CHECKING:
-    from npu_twin.constraints import Config
+    from kernel_registry.measure import Config
 
 Array = np.ndarray[Any, Any]
 

@@ -214,7 +214,12 @@ def _prepare_worker() -> None:
 
 
 def compute(tasks: Sequence[Task], processes: int, quiet: bool = False) -> dict[tuple[object, ...], Measured]:
-    """Run all computations, the longest first, and return their figures by `Task.key`."""
+    """Run all computations, the longest first, and return their figures by `Task.key`.
+
+    Raises ExtensionMissing when no installed package has the references.
+    """
+    if tasks:
+        kernel_references()  # missing ones are said before processes start
     merged: dict[tuple[object, ...], Task] = {}
     for task in tasks:
         known = merged.get(task.key)

@@ -7,14 +7,16 @@ A gate asks with :func:`needed`, or with :func:`offered` where it can do without
 * ``forms() -> Forms`` of the runner: phases 3 to 5
 * ``performance(tokenise, n_tokens) -> Performance`` of the runner: the performance tests of phase 6
 * ``decode_step_probed``, ``kv_cache``, ``prompt_limits``, ``device_arithmetic`` of the runner: the ladder
+* ``kernel_bench(folder) -> KernelBench`` of the adapter: phase 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from llms.verify.contract.kernel_case import KernelCase
 from llms.verify.contract.records import Array, NpuRunner
 
 Section = Literal["prefill", "decode"]
@@ -171,3 +173,27 @@ class Performance(Protocol):
 
     def comparison(self) -> dict[str, Any]:
         """Payload of a record ``comparison``: predicted and published figures of this model."""
+
+
+class KernelBench(Protocol):
+    """Runs single kernels of a deployment (phase 1).
+
+    An adapter offers it as ``kernel_bench(folder) -> KernelBench``, ``folder`` being the Hugging Face folder
+    whose ``config.json`` counts, or None for the published configuration. It is asked while tests are
+    collected: weights, network and device are out of reach, and heavy imports are unwelcome.
+    """
+
+    def cases(self) -> Sequence[KernelCase]:
+        """Every kernel that prefill at any compiled length, decode and the LM head launch, each once."""
+        ...
+
+    def prepare(self, case: KernelCase) -> None:
+        """Compile what a case needs; the device is not touched."""
+        ...
+
+    def run(self, case: KernelCase, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Launch a case once on the device; ``out`` of the result is its whole output.
+
+        ``inputs`` by operand name, bf16, as :func:`llms.verify.reference.kernels.make_inputs` makes them.
+        """
+        ...

@@ -96,24 +96,24 @@ def registry_of(folder: Path) -> Path:
 
 def generic_sequence() -> KernelSequence:
     """The kernel sequence that a scaffolded model has; its layer functions are the model's own."""
-    from llms.llama_kernel_builder import blocks
-    from llms.llama_kernel_builder.block import Block
+    from llms.llama_kernel_builder import elfs
+    from llms.llama_kernel_builder.layer import Layer
     from llms.llama_kernel_builder.llama_loop import KernelSequence
 
-    def prefill_blocks(config: ModelConfig, seq_len: int) -> tuple[Block, ...]:
-        return (
-            *blocks.qkv(config, seq_len),
-            *blocks.flash_attn(config, seq_len),
-            *blocks.ffn(config, seq_len),
+    def prefill_blocks(config: ModelConfig, seq_len: int) -> Layer:
+        return Layer(
+            qkv=elfs.qkv_of(config)[0](config, seq_len),
+            attention=elfs.flash_attn(config, seq_len),
+            ffn=elfs.o_ffn(config, seq_len),
         )
 
-    def decode_blocks(config: ModelConfig) -> tuple[Block, ...]:
-        return (*blocks.qkv_gemv(config), *blocks.ffn_gemv(config))
+    def decode_blocks(config: ModelConfig) -> Layer:
+        return Layer(qkv=elfs.qkv_of(config)[1](config), ffn=elfs.o_gemv_ffn(config))
 
     def run_nothing(*_arguments: Any) -> Any:
         raise RuntimeError("this sequence describes a model, it does not run one")
 
-    return KernelSequence(prefill_blocks, run_nothing, decode_blocks, run_nothing, blocks.lm_head_gemv)
+    return KernelSequence(prefill_blocks, run_nothing, decode_blocks, run_nothing, elfs.lm_head_gemv)
 
 
 def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold:

@@ -1,7 +1,7 @@
 """Names that folders of earlier scaffolds import, and the form that their layers have.
 
-Their layer functions call ELFs by name on `NamedRun`: ``run("flash_attn_s128", layer, q=q, k=k, v=v)["attn"]``.
-New folders have `llms.llama_kernel_builder.layer.LayerRun`, and
+Their layer functions call ELFs by name: ``run("flash_attn_s128", layer, q=q, k=k, v=v)["attn"]``. New folders
+have `llms.llama_kernel_builder.layer.LayerRun` and
 `llms.llama_kernel_builder.deployment.production.ProductionFunctions`.
 """
 

@@ -33,7 +33,6 @@ EXEMPLAR = ROOT / "llama32_1b" / "tests"
 _FILES = {
     "__init__.py": "__init__.py",
     "weights.py": "{m}_weights.py",
-    "cpu_helpers.py": "{m}_cpu_helpers.py",
     "prefill.py": "{m}_prefill.py",
     "decode.py": "{m}_decode.py",
     "inference.py": "{m}_inference.py",
@@ -184,9 +183,8 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
     """Everything the templates need that follows from the configuration."""
     from pytest_npu.core.constants import PHASES
 
-    from llms.llama_kernel_builder.blocks_decode import gemv_name
-    from llms.llama_kernel_builder.blocks_prefill import qkv_name, splits_qkv, v_name
     from llms.llama_kernel_builder.device_config import attends_on_device, deviations, ffn_form
+    from llms.llama_kernel_builder.elfs import qkv_of
 
     bucket = 128
     prefill, decode, partitions = describe.elf_rows(generic_sequence(), config, bucket)
@@ -199,6 +197,9 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
         )
         if present
     ]
+    steps = ["RMSNorm", "Q, K, V + bias" if config.qkv_bias else "Q, K, V"]
+    steps += ["norm per head of Q, K"] * config.qk_norm + ["RoPE"]
+    qkv, qkv_gemv = qkv_of(config)
     head_first = config.head_dim > 64
     return {
         "name": name,
@@ -206,13 +207,12 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
         "local": local,
         "own_registry": local,
         "package": name if local else f"llms.{name}",
-        "package_parent": ".." if local else "../..",
+        "model_mk": (ROOT / "model.mk").read_text(encoding="utf-8"),
         "c": config,
         "config_fields": describe.config_fields(config),
-        "split_qkv": splits_qkv(config),
-        "qkv": qkv_name(config),
-        "qkv_gemv": gemv_name(config),
-        "v": v_name(config),
+        "qkv": qkv.__name__,
+        "qkv_gemv": qkv_gemv.__name__,
+        "qkv_steps": "; ".join(steps),
         "qkv_words": f"{' and '.join(traits)} before RoPE" if traits else "Q, K and V with RoPE",
         "attention_words": ("attention heads first" if head_first else "attention")
         if attends_on_device(config)

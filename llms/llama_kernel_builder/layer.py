@@ -59,11 +59,11 @@ class Layer:
 class LayerRun:
     """The stages of layer `index`, ready to run.
 
-    A layer is ``q, k, v = run.qkv(x)``, then ``run.ffn(run.attention(q, k, v), residual=x)``, for a prompt and
-    for a decode step. Arrays are bf16, [seq_len, width] or [width], of the padded widths of `device_config`.
+    A layer is ``q, k, v = run.qkv(x)``, then ``run.ffn(run.attention(q, k, v), residual=x)``, of a prompt and
+    of a decode step. Arrays are bf16, [seq_len, width] or [width], of the padded widths of `device_config`.
 
-    suffix: of the ELFs' names, from the compiled length. attend: attention of the host; with it no ELF attends.
-    given: arguments that every stage may take (the rotary rows of a decode step).
+    suffix: of the ELFs' names, from the compiled length. attend: attention of the host, instead of an ELF.
+    given: arguments that change with every call (the rotary rows of a decode step).
     """
 
     def __init__(

@@ -82,8 +82,8 @@ class KVCache:
 class Pass:
     """What one pass through the layers computes with.
 
-    position: of its first token in the KV cache. rope_lut: rotary rows of a decode step, [positions, head_dim];
-    those of a prompt are in its ELFs' static arguments. layer_outputs receives [n, emb] of every layer of a
+    position: of its first token in the KV cache. rope_lut: rotary rows [positions, head_dim] of decode steps;
+    those of a prompt are static arguments of its ELFs. layer_outputs receives [n, emb] of every layer of a
     prompt, [emb] of a decode step.
     """
 

@@ -14,9 +14,9 @@ from llms.llama_kernel_builder.model_config import ModelConfig
 def prefill_blocks(config: ModelConfig, seq_len: int) -> Layer:
     """The ELFs of one layer for one prompt length."""
     return Layer(
-        qkv=rms_qkv_bias_rope(config, seq_len),  # RMSNorm; Q, K, V; a bias on each; RoPE of Q and K
+        qkv=rms_qkv_bias_rope(config, seq_len),  # RMSNorm; Q, K, V + bias; RoPE
         attention=flash_attn(config, seq_len),
-        ffn=o_ffn(config, seq_len),  # output projection, RMSNorm, SwiGLU, each with its residual
+        ffn=o_ffn(config, seq_len),  # output projection; RMSNorm; SwiGLU: one, two or five ELFs by width
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,12 @@ def test_a_new_folder_reads_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert max(map(len, lines), default=0) <= 110, path
     for name in ("some_model_v2_prefill.py", "some_model_v2_decode.py"):
         assert len((folder / name).read_text().splitlines()) < 120
+    if shutil.which("make"):
+        words = ["make", "--no-print-directory", "-C", str(folder), "-n", "compile"]
+        made = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert made == (
+            "cd .. && python3 -m some_model_v2.some_model_v2_inference  --model instruct --compile-only\n"
+        )
     # the folder is found by name from now on
     assert any(row["folder"] == str(folder) for row in json.loads(invoke("list", "--json")[1]))
     assert json.loads(invoke("status", "some_model_v2", "--json")[1])["models"][0]["hash"]

@@ -1,7 +1,7 @@
 """A folder that `npu-deploy new` made at c7ea232 runs unchanged: its imports, its layer by names, its gates.
 
-tests/data/scaffold_c7ea232/oldmodel is that folder for llms/qwen2/tiny, without its documents; CHECKPOINT stands
-for the path of the checkpoint.
+tests/data/scaffold_c7ea232/oldmodel is that folder for llms/qwen2/tiny, without its documents. CHECKPOINT in
+it stands for the path of the checkpoint.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ RECORD = "deployment.json"
 _FILES = {
     "__init__.py": "__init__.py",
     "weights.py": "{m}_weights.py",
-    "cpu_helpers.py": "{m}_cpu_helpers.py",
     "prefill.py": "{m}_prefill.py",
     "decode.py": "{m}_decode.py",
     "inference.py": "{m}_inference.py",
@@ -93,24 +92,24 @@ def registry_of(folder: Path) -> Path:
 
 def generic_sequence() -> KernelSequence:
     """The kernel sequence that a scaffolded model has; its layer functions are the model's own."""
-    from llms.llama_kernel_builder import blocks
-    from llms.llama_kernel_builder.block import Block
+    from llms.llama_kernel_builder import elfs
+    from llms.llama_kernel_builder.layer import Layer
     from llms.llama_kernel_builder.llama_loop import KernelSequence
 
-    def prefill_blocks(config: ModelConfig, seq_len: int) -> tuple[Block, ...]:
-        return (
-            *blocks.qkv(config, seq_len),
-            *blocks.flash_attn(config, seq_len),
-            *blocks.ffn(config, seq_len),
+    def prefill_blocks(config: ModelConfig, seq_len: int) -> Layer:
+        return Layer(
+            qkv=elfs.qkv_of(config)[0](config, seq_len),
+            attention=elfs.flash_attn(config, seq_len),
+            ffn=elfs.o_ffn(config, seq_len),
         )
 
-    def decode_blocks(config: ModelConfig) -> tuple[Block, ...]:
-        return (*blocks.qkv_gemv(config), *blocks.ffn_gemv(config))
+    def decode_blocks(config: ModelConfig) -> Layer:
+        return Layer(qkv=elfs.qkv_of(config)[1](config), ffn=elfs.o_gemv_ffn(config))
 
     def run_nothing(*_arguments: Any) -> Any:
         raise RuntimeError("this sequence describes a model, it does not run one")
 
-    return KernelSequence(prefill_blocks, run_nothing, decode_blocks, run_nothing, blocks.lm_head_gemv)
+    return KernelSequence(prefill_blocks, run_nothing, decode_blocks, run_nothing, elfs.lm_head_gemv)
 
 
 def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold:
@@ -174,9 +173,8 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
     """Everything the templates need that follows from the configuration."""
     from pytest_npu.core.constants import PHASES
 
-    from llms.llama_kernel_builder.blocks_decode import gemv_name
-    from llms.llama_kernel_builder.blocks_prefill import qkv_name, splits_qkv, v_name
     from llms.llama_kernel_builder.device_config import attends_on_device, deviations, ffn_form
+    from llms.llama_kernel_builder.elfs import qkv_of
 
     bucket = 128
     prefill, decode, partitions = describe.elf_rows(generic_sequence(), config, bucket)
@@ -189,6 +187,9 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
         )
         if present
     ]
+    steps = ["RMSNorm", "Q, K, V + bias" if config.qkv_bias else "Q, K, V"]
+    steps += ["norm per head of Q, K"] * config.qk_norm + ["RoPE"]
+    qkv, qkv_gemv = qkv_of(config)
     head_first = config.head_dim > 64
     return {
         "name": name,
@@ -196,13 +197,12 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
         "local": local,
         "own_registry": local,
         "package": name if local else f"llms.{name}",
-        "package_parent": ".." if local else "../..",
+        "model_mk": (ROOT / "model.mk").read_text(encoding="utf-8"),
         "c": config,
         "config_fields": describe.config_fields(config),
-        "split_qkv": splits_qkv(config),
-        "qkv": qkv_name(config),
-        "qkv_gemv": gemv_name(config),
-        "v": v_name(config),
+        "qkv": qkv.__name__,
+        "qkv_gemv": qkv_gemv.__name__,
+        "qkv_steps": "; ".join(steps),
         "qkv_words": f"{' and '.join(traits)} before RoPE" if traits else "Q, K and V with RoPE",
         "attention_words": ("attention heads first" if head_first else "attention")
         if attends_on_device(config)

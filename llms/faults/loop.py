@@ -12,51 +12,40 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 import llms.llama_kernel_builder.deployment.session as session_module
-from llms.faults.seams import Array, attention, decode, middle, prefill, token_text, tokenizer_files
+from llms.faults.seams import Array, attention, decode, layers, middle, prefill, token_text, tokenizer_files
 from llms.llama_kernel_builder import llama_loop
 from llms.llama_kernel_builder.deployment import production
-from npu_twin.faults._types import Fault
+from llms.llama_kernel_builder.layer import LayerRun
+from llms.llama_kernel_builder.llama_loop import Pass
+from npu_twin.faults._types import Fault, Plant
 
 _EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
 _CACHE = "porting mistake in a KV cache kept by hand"
 
 
-@contextlib.contextmanager
-def _skip_layer() -> Iterator[None]:
-    def sequence_without(sequence: Any, config: Any) -> Any:
-        skipped = middle(config)
+def _skip_layer() -> Plant:
+    def in_prefill(right: Any, forward: Pass, run: LayerRun, x: Array) -> Any:
+        out, k, v = right(run, x)
+        return (x, k, v) if run.index == middle(forward.config) else (out, k, v)
 
-        def prefill_layer(run: Any, tail: str, layer: int, x: Array) -> Any:
-            out, k, v = sequence.prefill_layer(run, tail, layer, x)
-            return (x, k, v) if layer == skipped else (out, k, v)
+    def in_decode(right: Any, forward: Pass, run: LayerRun, x: Array) -> Any:
+        out = right(run, x)
+        return x if run.index == middle(forward.config) else out
 
-        def decode_layer(run: Any, layer: int, x: Array, *rest: Any) -> Any:
-            out = sequence.decode_layer(run, layer, x, *rest)
-            return x if layer == skipped else out
-
-        return replace(sequence, prefill_layer=prefill_layer, decode_layer=decode_layer)
-
-    def in_prefill(right: Any, run: Any, other: Any, sequence: Any, w: Any, config: Any, *rest: Any) -> Any:
-        return right(run, other, sequence_without(sequence, config), w, config, *rest)
-
-    def in_decode(right: Any, run: Any, sequence: Any, w: Any, config: Any, *rest: Any) -> Any:
-        return right(run, sequence_without(sequence, config), w, config, *rest)
-
-    with prefill(in_prefill), decode(in_decode):
-        yield
+    return layers(in_prefill, in_decode)
 
 
-def _slot_late(
-    right: Any, run: Any, seq: Any, w: Any, cfg: Any, x: Any, lut: Array, cache: Any, pos: int, *rest: Any
-) -> Any:
+def _slot_late(right: Any, forward: Pass, x: Array, run: Any) -> Any:
     """Written one slot late, at the right angle; the hole is attended to."""
-    if pos + 1 >= cache.k.shape[2]:
-        return right(run, seq, w, cfg, x, lut, cache, pos, *rest)
-    return right(run, seq, w, cfg, x, np.roll(lut, 1, axis=0), cache, pos + 1, *rest)
+    late = forward.position + 1
+    if late >= forward.cache.k.shape[2]:
+        return right(forward, x, run)
+    table = np.roll(forward.rope_lut, 1, axis=0)
+    return right(replace(forward, rope_lut=table, position=late), x, run)
 
 
-def _position_late(right: Any, run: Any, seq: Any, w: Any, cfg: Any, x: Any, lut: Array, *rest: Any) -> Any:
-    return right(run, seq, w, cfg, x, np.roll(lut, -1, axis=0), *rest)
+def _position_late(right: Any, forward: Pass, x: Array, run: Any) -> Any:
+    return right(replace(forward, rope_lut=np.roll(forward.rope_lut, -1, axis=0)), x, run)
 
 
 @contextlib.contextmanager
@@ -103,23 +92,22 @@ def _louder_query(q: Array, keys: Array, values: Array) -> tuple[Array, Array, A
     return (q.astype(np.float32) * 1.05).astype(bfloat16), keys, values
 
 
-def _swapped_layout(right: Any, *arguments: Any) -> Any:
+def _swapped_layout(right: Any, forward: Pass, ids: Any, *runs: Any) -> Any:
     """K and V stored as [token, head] where [head, token] is read."""
-    result = right(*arguments)
-    ids, cache = arguments[5], arguments[6]
+    result = right(forward, ids, *runs)
     n = len(ids)
-    for array in (cache.k, cache.v):
+    for array in (forward.cache.k, forward.cache.v):
         layers, kv, _, d = array.shape
         tokens_first = np.ascontiguousarray(array[:, :, :n].transpose(0, 2, 1, 3))
         array[:, :, :n] = tokens_first.reshape(layers, kv, n, d)
     return result
 
 
-def _clobber(right: Any, *arguments: Any) -> Any:
+def _clobber(right: Any, forward: Pass, x: Array, run: Any) -> Any:
     """Every decode step also writes one old slot of one head in one layer."""
-    result = right(*arguments)
-    cache = arguments[6]
-    cache.v[middle(arguments[3]), 0, 5] = cache.v[middle(arguments[3]), 0, 6]
+    result = right(forward, x, run)
+    values = forward.cache.v[middle(forward.config)]
+    values[0, 5] = values[0, 6]
     return result
 
 
@@ -131,9 +119,9 @@ def _not_reset() -> Iterator[None]:
     """
     kept: list[Array] = []
 
-    def change(right: Any, *arguments: Any) -> Any:
-        result = right(*arguments)
-        values, n = arguments[6].v, len(arguments[5])
+    def change(right: Any, forward: Pass, ids: Any, *runs: Any) -> Any:
+        result = right(forward, ids, *runs)
+        values, n = forward.cache.v, len(ids)
         slots = slice(max(0, n - 12), max(1, n - 8))
         if kept and kept[0].shape == values.shape:
             values[:, :, slots] = kept[0][:, :, slots]
@@ -173,15 +161,15 @@ def _non_eos(ids: Any, config: Any) -> int:
     return sum(int(token) not in config.eos_token_ids for token in ids)
 
 
-def _length_without_eos(right: Any, *arguments: Any) -> Any:
+def _length_without_eos(right: Any, forward: Pass, ids: Any, *runs: Any) -> Any:
     """Logits of the position that the wrong length points at; causal, so a shorter prefill has them."""
-    result = right(*arguments)
-    ids, config, cache = arguments[5], arguments[4], arguments[6]
+    result = right(forward, ids, *runs)
+    config = forward.config
     length = _non_eos(ids, config)
     if length in (0, len(ids)):
         return result
-    other = llama_loop.KVCache.empty(config, cache.k.shape[2])
-    return right(*arguments[:5], ids[:length], other)
+    other = llama_loop.KVCache.empty(config, forward.cache.k.shape[2])
+    return right(replace(forward, cache=other, layer_outputs=None), ids[:length], *runs)
 
 
 @contextlib.contextmanager
@@ -189,9 +177,9 @@ def _length_returned() -> Iterator[None]:
     """Only the length that prefill returns, where decoding starts, is counted wrong."""
     configs: list[Any] = []
 
-    def remember(right: Any, *arguments: Any) -> Any:
-        configs[:] = [arguments[4]]
-        return right(*arguments)
+    def remember(right: Any, forward: Pass, *rest: Any) -> Any:
+        configs[:] = [forward.config]
+        return right(forward, *rest)
 
     def counted(ids: Any) -> int:
         return _non_eos(ids, configs[0])
@@ -214,9 +202,8 @@ def _cut_silently() -> Iterator[None]:
     def bucket(length: int, limit: int) -> int:
         return right_bucket(min(length, limit, llama_loop.BUCKETS[-1]), limit)
 
-    def change(right: Any, *arguments: Any) -> Any:
-        ids, cache = arguments[5], arguments[6]
-        return right(*arguments[:5], ids[: cache.k.shape[2]], *arguments[6:])
+    def change(right: Any, forward: Pass, ids: Any, *runs: Any) -> Any:
+        return right(forward, ids[: forward.cache.k.shape[2]], *runs)
 
     with (
         mock.patch.object(llama_loop, "bucket_for", bucket),

@@ -17,6 +17,7 @@ import numpy as np
 
 import llms.llama_kernel_builder.deployment.session as session_module
 from llms.llama_kernel_builder import host_ops, llama_loop
+from llms.llama_kernel_builder.llama_loop import Pass
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.weights import ModelWeights
 from npu_twin.faults._types import Plant
@@ -87,7 +88,7 @@ def table(change: Callable[[ModelConfig, int], Array]) -> Plant:
 
 @contextlib.contextmanager
 def decode(change: Callable[..., Any]) -> Iterator[None]:
-    """Replace the decode step by ``change(right, *arguments)``."""
+    """Replace the decode step by ``change(right, forward, x, run)``; `forward` is a `Pass`."""
     right = llama_loop.decode_step
     with mock.patch.object(llama_loop, "decode_step", lambda *a: change(right, *a)):
         yield
@@ -95,7 +96,7 @@ def decode(change: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prefill(change: Callable[..., Any]) -> Iterator[None]:
-    """Replace the prefill by ``change(right, *arguments)``."""
+    """Replace the prefill by ``change(right, forward, ids, *runs)``; `forward` is a `Pass`."""
     right = llama_loop.prefill
     with mock.patch.object(llama_loop, "prefill", lambda *a: change(right, *a)):
         yield
@@ -107,27 +108,24 @@ def layers(
 ) -> Iterator[None]:
     """Replace the layers of a model.
 
-    ``in_prefill(right, config, run, tail, layer, x)`` returns (out, k, v) as ``right(run, tail, layer, x)``
-    does; ``in_decode(right, config, position, run, layer, x, table_q, table_k, attend)`` returns out as
-    ``right(run, layer, x, table_q, table_k, attend)`` does.
+    ``in_prefill(right, forward, run, x)`` returns (out, k, v) as ``right(run, x)`` does, ``in_decode`` with
+    the same arguments returns out. `forward` is the `Pass`, `run` the `LayerRun` of the layer.
     """
 
-    def changed_prefill(
-        right: Any, run: Any, other: Any, sequence: Any, w: Any, config: Any, *rest: Any
-    ) -> Any:
-        if in_prefill is not None:
-            one = sequence.prefill_layer
-            sequence = replace(sequence, prefill_layer=lambda *a: in_prefill(one, config, *a))
-        return right(run, other, sequence, w, config, *rest)
+    def changed(name: str, change: Callable[..., Any] | None) -> Callable[..., Any]:
+        def with_layers(right: Any, forward: Pass, *rest: Any) -> Any:
+            if change is not None:
+                one = getattr(forward.sequence, name)
+                new: Any = {name: lambda run, x: change(one, forward, run, x)}
+                forward = replace(forward, sequence=replace(forward.sequence, **new))
+            return right(forward, *rest)
 
-    def changed_decode(right: Any, run: Any, sequence: Any, w: Any, config: Any, *rest: Any) -> Any:
-        position = rest[3]
-        if in_decode is not None:
-            one = sequence.decode_layer
-            sequence = replace(sequence, decode_layer=lambda *a: in_decode(one, config, position, *a))
-        return right(run, sequence, w, config, *rest)
+        return with_layers
 
-    with prefill(changed_prefill), decode(changed_decode):
+    with (
+        prefill(changed("prefill_layer", in_prefill)),
+        decode(changed("decode_layer", in_decode)),
+    ):
         yield
 
 

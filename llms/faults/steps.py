@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,8 @@ from ml_dtypes import bfloat16
 from llms.faults.narrow import fp8, rounded
 from llms.faults.seams import Array, attention, decode, layers, middle, prefill
 from llms.llama_kernel_builder import host_ops, llama_loop
+from llms.llama_kernel_builder.layer import LayerRun
+from llms.llama_kernel_builder.llama_loop import Pass
 from llms.llama_kernel_builder.model_config import ModelConfig
 from npu_twin.faults._types import Fault, Plant
 
@@ -25,27 +28,28 @@ _STATE = "state that one call leaves to a later one"
 
 
 def _of_middle(change: Callable[..., Any]) -> Plant:
-    """Change decode of the layer in the middle."""
+    """Change decode of the layer in the middle: ``change(right, config, run, x)``."""
 
-    def in_decode(right: Any, config: ModelConfig, position: int, run: Any, layer: int, *rest: Any) -> Any:
-        if layer != middle(config):
-            return right(run, layer, *rest)
-        return change(right, config, run, layer, *rest)
+    def in_decode(right: Any, forward: Pass, run: LayerRun, x: Array) -> Any:
+        if run.index != middle(forward.config):
+            return right(run, x)
+        return change(right, forward.config, run, x)
 
     return layers(in_decode=in_decode)
 
 
-def _residual_twice(right: Any, config: ModelConfig, run: Any, layer: int, x: Array, *rest: Any) -> Array:
-    out = np.asarray(right(run, layer, x, *rest))
+def _residual_twice(right: Any, config: ModelConfig, run: LayerRun, x: Array) -> Array:
+    out = np.asarray(right(run, x))
     return rounded(out.astype(np.float32) + np.asarray(x).astype(np.float32))
 
 
 def _with_attention(change: Callable[..., Any]) -> Callable[..., Any]:
     """Change what the layer's attention is given or returns: ``change(attend, config, q, k, v)``."""
 
-    def layer_with(right: Any, config: ModelConfig, run: Any, layer: int, *rest: Any) -> Any:
-        *others, attend = rest
-        return right(run, layer, *others, lambda q, k, v: change(attend, config, q, k, v))
+    def layer_with(right: Any, config: ModelConfig, run: LayerRun, x: Array) -> Any:
+        attend = run.attend
+        run.attend = lambda q, k, v: change(attend, config, q, k, v)
+        return right(run, x)
 
     return layer_with
 
@@ -71,15 +75,13 @@ def _stale_hidden() -> Iterator[None]:
         steps = 0
         return right(*arguments)
 
-    def in_decode(
-        right: Any, config: ModelConfig, position: int, run: Any, layer: int, x: Array, *rest: Any
-    ) -> Any:
+    def in_decode(right: Any, forward: Pass, run: LayerRun, x: Array) -> Any:
         nonlocal steps, before
-        if layer == middle(config):
+        if run.index == middle(forward.config):
             steps += 1
             now = np.array(x)
             x, before = (before if steps > 16 else x), now
-        return right(run, layer, x, *rest)
+        return right(run, x)
 
     with prefill(start), layers(in_decode=in_decode):
         yield
@@ -98,41 +100,38 @@ def _slot_lost() -> Iterator[None]:
         steps = 0
         return right(*arguments)
 
-    def step(right: Any, *arguments: Any) -> Any:
+    def step(right: Any, forward: Pass, x: Array, run: Any) -> Any:
         nonlocal steps
-        result = right(*arguments)
+        result = right(forward, x, run)
         steps += 1
         if steps == 12:
-            config, cache, position = arguments[3], arguments[6], arguments[7]
-            cache.k[middle(config), 0, position] = 0
+            forward.cache.k[middle(forward.config), 0, forward.position] = 0
         return result
 
     with prefill(start), decode(step):
         yield
 
 
-def _key_into_neighbour(right: Any, *arguments: Any) -> Any:
-    result = right(*arguments)
-    index, cache, position = middle(arguments[3]), arguments[6], arguments[7]
-    cache.k[index - 1, :, position] = cache.k[index, :, position]
+def _key_into_neighbour(right: Any, forward: Pass, x: Array, run: Any) -> Any:
+    result = right(forward, x, run)
+    index, keys, position = middle(forward.config), forward.cache.k, forward.position
+    keys[index - 1, :, position] = keys[index, :, position]
     return result
 
 
-def _cache_in_eight_bits(right: Any, *arguments: Any) -> Any:
-    result = right(*arguments)
-    cache, position = arguments[6], arguments[7]
-    for array in (cache.k, cache.v):
-        array[:, :, position] = fp8(array[:, :, position])
+def _cache_in_eight_bits(right: Any, forward: Pass, x: Array, run: Any) -> Any:
+    result = right(forward, x, run)
+    for array in (forward.cache.k, forward.cache.v):
+        array[:, :, forward.position] = fp8(array[:, :, forward.position])
     return result
 
 
 def _table(change: Callable[[Array, int], Array]) -> Plant:
     """Decode with ``change(table, position)``."""
 
-    def step(
-        right: Any, run: Any, seq: Any, w: Any, cfg: Any, x: Any, lut: Array, cache: Any, pos: int, *rest: Any
-    ) -> Any:
-        return right(run, seq, w, cfg, x, change(lut, pos), cache, pos, *rest)
+    def step(right: Any, forward: Pass, x: Array, run: Any) -> Any:
+        table = change(forward.rope_lut, forward.position)
+        return right(replace(forward, rope_lut=table), x, run)
 
     return decode(step)
 
@@ -206,7 +205,9 @@ def _probabilities_bf16(scores: Array) -> Array:
 
 
 def _with_ids(change: Callable[[list[int]], list[int]]) -> Plant:
-    return prefill(lambda right, *a: right(*a[:5], change([int(token) for token in a[5]]), *a[6:]))
+    return prefill(
+        lambda right, forward, ids, *runs: right(forward, change([int(token) for token in ids]), *runs)
+    )
 
 
 def _short(ids: list[int]) -> list[int]:
@@ -217,11 +218,10 @@ def _odd(ids: list[int]) -> list[int]:
     return [*ids[:-2], ids[-1], ids[-1]] if len(ids) % 2 and len(ids) > 1 else ids
 
 
-def _last_slot_of_full(right: Any, *arguments: Any) -> Any:
-    result = right(*arguments)
-    ids, cache = arguments[5], arguments[6]
+def _last_slot_of_full(right: Any, forward: Pass, ids: Any, *runs: Any) -> Any:
+    result = right(forward, ids, *runs)
     if len(ids) in llama_loop.BUCKETS:
-        cache.k[:, :, len(ids) - 1] = 0
+        forward.cache.k[:, :, len(ids) - 1] = 0
     return result
 
 

@@ -22,7 +22,6 @@ run_npu_prefill = _functions.run_npu_prefill
 run_npu_decode_step = _functions.run_npu_decode_step
 
 if __name__ == "__main__":
-    from llms.llama32_1b import verify_adapter
     from llms.llama_kernel_builder.deployment import inference_cli
 
-    sys.exit(inference_cli.main(verify_adapter))
+    sys.exit(inference_cli.run(__package__))

@@ -70,35 +70,35 @@ class Block:
         return replace(self, name=self.name + tail)
 
 
-def make_block(name: str, buffers: Sequence[Buffer], steps: Sequence[Step], **hooks: Any) -> Block:
-    """Build a block; every fused-cast GEMM gets an f32 scratch argument at the end, for its second launch."""
-    all_buffers = list(buffers)
-    all_steps = []
-    for step in steps:
+@dataclass(frozen=True)
+class Op:
+    """One kernel of an ELF with the buffers it brings, in argument order; weights and tables are static."""
+
+    step: Step
+    buffers: tuple[Buffer, ...]
+
+
+def make_block(
+    name: str, ops: Sequence[Op], outputs: Sequence[str], *, last: Sequence[str] = (), **hooks: Any
+) -> Block:
+    """An ELF of these kernels; its arguments and their roles follow from what the kernels name.
+
+    outputs: what the host reads back; anything else that is written never leaves the device, anything that
+    is neither written nor static is given at every call. last: arguments that published ELFs have at the end
+    of their list. Every fused-cast GEMM gets an f32 scratch argument behind them, for its second launch.
+    """
+    brought = {buffer.name: buffer for op in reversed(ops) for buffer in op.buffers}
+    order = dict.fromkeys(buffer.name for op in ops for buffer in op.buffers)
+    written = {op.step.names["out"] for op in ops}
+    buffers, scratch, steps = [], [], []
+    for key in (*(key for key in order if key not in last), *last):
+        role = "output" if key in outputs else "intermediate" if key in written else brought[key].role
+        buffers.append(replace(brought[key], role=role))
+    for step in (op.step for op in ops):
         signature = step.spec.signature()
         if "scratch" in signature:
-            scratch = f"{step.label}_f32"
-            all_buffers.append(Buffer(scratch, signature["scratch"].shape, "f32", "intermediate"))
-            step = replace(step, operands={**step.operands, "scratch": scratch})
-        all_steps.append(step)
-    return Block(name, tuple(all_buffers), tuple(all_steps), **hooks)
-
-
-def given(name: str, *shape: int) -> Buffer:
-    """An input, written at every call."""
-    return Buffer(name, shape, "bf16", "input")
-
-
-def static(name: str, *shape: int) -> Buffer:
-    """A weight or table, written once."""
-    return Buffer(name, shape, "bf16", "static")
-
-
-def inner(name: str, *shape: int) -> Buffer:
-    """An intermediate that never leaves the device."""
-    return Buffer(name, shape, "bf16", "intermediate")
-
-
-def result(name: str, *shape: int) -> Buffer:
-    """An output, read back by the host."""
-    return Buffer(name, shape, "bf16", "output")
+            extra = Buffer(f"{step.label}_f32", signature["scratch"].shape, "f32", "intermediate")
+            scratch.append(extra)
+            step = replace(step, operands={**step.operands, "scratch": extra.name})
+        steps.append(step)
+    return Block(name, (*buffers, *scratch), tuple(steps), **hooks)

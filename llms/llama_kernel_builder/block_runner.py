@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from .block import Block
 from .cache import KernelCache
 from .exceptions import UnknownKernel
 from .host_ops import host_op
+from .layer import Layer, Stage
 from .program import Program
 
 Array = np.ndarray[Any, Any]
@@ -19,9 +20,12 @@ Array = np.ndarray[Any, Any]
 class BlockRunner:
     """Blocks of one phase (prefill or decode) on a kernel cache.
 
-    Usage: ``run("flash_attn", layer, q=..., k=..., v=...)["attn"]``. Unmerged, every kernel is an
-    ELF of its own and every intermediate visits the host: slower, and the yardstick that merging is
-    measured against. Weights of a layer are one buffer, whatever form and bucket reads them.
+    Usage: ``runner("flash_attn", layer, q=..., k=..., v=...)["attn"]``; a model's layer functions get a
+    `LayerRun` over it. Unmerged, every kernel is an ELF of its own and every intermediate visits the host:
+    slower, and the yardstick that merging is measured against. Weights of a layer are one buffer, whatever
+    form and bucket reads them.
+
+    layers: what `add_layer` was given, by the suffix of the ELFs' names.
     """
 
     def __init__(self, cache: KernelCache, *, merged: bool = True) -> None:
@@ -29,9 +33,9 @@ class BlockRunner:
         self.merged = merged
         self._programs: dict[str, tuple[Program, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
-        self._host: dict[str, Callable[..., dict[str, Array]]] = {}
         self._blocks: dict[str, Block] = {}
         self._inputs: dict[str, tuple[str, ...]] = {}
+        self.layers: dict[str, Layer] = {}
 
     def add(self, name: str, block: Block) -> None:
         """Compile a block under a name (idempotent for an equal block)."""
@@ -43,10 +47,20 @@ class BlockRunner:
         self._inputs[name] = tuple(buffer.name for buffer in block.buffers if buffer.role == "input")
         self._outputs[name] = tuple(buffer.name for buffer in block.buffers if buffer.role == "output")
 
-    def add_host(self, name: str, compute: Callable[..., dict[str, Array]]) -> None:
-        """Compute a block on the host instead: `compute(**inputs)` returns its outputs by name."""
-        self._programs[name] = ()
-        self._host[name] = compute
+    def add_layer(self, suffix: str, layer: Layer) -> None:
+        """Compile the ELFs of a layer, their names with `suffix`."""
+        named = layer.map(lambda block: block.named(suffix))
+        for block in named:
+            self.add(block.name, block)
+        self.layers[suffix] = named
+
+    def layer(self, suffix: str) -> Layer:
+        """What `add_layer` was given under this suffix. Raises UnknownKernel."""
+        try:
+            return self.layers[suffix]
+        except KeyError:
+            known = ", ".join(map(repr, self.layers)) or "none"
+            raise UnknownKernel(f"no layer '{suffix}' was added to this runner; known: {known}") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._programs
@@ -62,13 +76,11 @@ class BlockRunner:
             )
         )
 
-    def chain(self, names: Sequence[str], layer: int, **values: Array) -> dict[str, Array]:
-        """Run the blocks of `names` that were added, in order; outputs feed the inputs of the same name."""
-        for name in names:
-            if name in self:
-                inputs = {key: values[key] for key in self._inputs[name]}
-                values.update(self(name, layer, **inputs))
-        return values
+    def run(self, stage: Stage, layer: int, **values: Array) -> tuple[Array, ...]:
+        """Run the ELFs of a stage in order, outputs into inputs of the same name; returns its outputs."""
+        for block in stage.blocks:
+            values |= self(block.name, layer, **{name: values[name] for name in self._inputs[block.name]})
+        return tuple(values[name] for name in stage.outputs)
 
     def preload(self, name: str, layer: int, static: Mapping[str, Array], pools: Mapping[str, str]) -> None:
         """Write static arguments of one layer. `pools` names the shared buffer of each argument."""
@@ -80,8 +92,6 @@ class BlockRunner:
     def __call__(self, name: str, layer: int, **inputs: Array) -> dict[str, Array]:
         """Run a block for one layer; returns copies of its outputs by name."""
         programs = self._get(name)
-        if name in self._host:
-            return self._host[name](**inputs)
         block = self._blocks[name]
         if block.pack is None or block.unpack is None:
             return self._run(name, programs, layer, inputs)

@@ -1,8 +1,8 @@
-"""The ELFs of the Llama family: what a model's prefill and decode files are made of."""
+"""Names that folders of earlier scaffolds import; see llms.llama_kernel_builder.elfs."""
 
 from .block import Block, Step
-from .blocks_decode import ffn_gemv, lm_head_gemv, qkv_gemv, rms_gemv_rope
-from .blocks_prefill import ffn, flash_attn, qkv, rms_gemms_rope
+from .earlier import ffn, ffn_gemv, flash_attn, qkv, qkv_gemv, rms_gemms_rope, rms_gemv_rope
+from .elfs import lm_head_gemv
 
 __all__ = [
     "Block",

@@ -1,25 +1,5 @@
-"""The feed-forward part of a layer, whatever number of ELFs its widths allow."""
+"""Names that folders of earlier scaffolds import; see llms.llama_kernel_builder.earlier."""
 
-from __future__ import annotations
+from .earlier import run_ffn, run_ffn_gemv
 
-from typing import Any
-
-import numpy as np
-
-from .block_runner import BlockRunner
-
-Array = np.ndarray[Any, Any]
-
-_PREFILL = ("o_ffn", "o_ffn_head", "o_res_norm", "gate", "up", "swiglu", "down_add")
-_DECODE = ("o_gemv_ffn", "o_gemv_res_norm", "gate_up_gemv", "down_gemv_add")
-
-
-def run_ffn(run: BlockRunner, suffix: str, layer: int, attn: Array, residual: Array) -> Array:
-    """O+FFN over attn [seq_len, q_dim] and the layer's input [seq_len, emb]; returns the layer's output."""
-    names = [name + suffix for name in _PREFILL]
-    return run.chain(names, layer, attn=attn, residual=residual)["out"]
-
-
-def run_ffn_gemv(run: BlockRunner, layer: int, attn: Array, residual: Array) -> Array:
-    """O+FFN over one row attn [q_dim] and the layer's input [emb]; returns the layer's output [emb]."""
-    return run.chain(_DECODE, layer, attn=attn, residual=residual)["out"]
+__all__ = ["run_ffn", "run_ffn_gemv"]

@@ -1,13 +1,13 @@
 """Prefill and decode of a Llama-family model, shared by all models.
 
-A model brings its kernel sequence (a function per layer); what is around it is the same for all:
+A model brings the ELFs of its layer and the function that runs them; what is around it is the same for all:
 embedding, padding to a bucket, KV cache, final norm, LM head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from . import host_ops
 from .block import Block
 from .block_runner import BlockRunner
 from .device_config import (
-    attends_on_device,
     column_slices,
     device_config,
     pad_table,
@@ -27,6 +26,7 @@ from .device_config import (
 )
 from .exceptions import SequenceTooLong
 from .kernels import Requirement, recording
+from .layer import ON_HOST, Attend, Layer, LayerRun
 from .model_config import ModelConfig
 from .program import Program
 from .rope_table import tile_per_head
@@ -35,6 +35,8 @@ from .weights import LayerWeights, ModelWeights, to_gemm_layout
 Array = np.ndarray[Any, Any]
 
 BUCKETS = (128, 256, 512, 1024, 2048)
+# Suffix of the names of decode ELFs; those of a prompt have `suffix(seq_len)`.
+DECODE = ""
 
 # static argument of a block -> attribute of LayerWeights
 _STATIC = {
@@ -49,17 +51,16 @@ _STATIC = {
 class KernelSequence:
     """What a model's prefill and decode files provide.
 
-    prefill_blocks(config, seq_len) and decode_blocks(config) build the ELFs of a layer;
-    prefill_layer(run, layer, x, suffix) returns (out, k, v) of one layer;
-    decode_qkv / decode_out run the two ELFs around the host attention of one layer.
+    prefill_blocks(config, seq_len) and decode_blocks(config): the ELFs of a layer, for a compiled prompt
+    length and for one row. prefill_layer(run, x [seq_len, emb]) returns (out, k after RoPE, v);
+    decode_layer(run, x [emb]) returns out, as K and V go into the KV cache when `run.attention` is called.
+    lm_head(config): the ELF from the normed last row to the logits.
     """
 
-    prefill_blocks: Callable[[ModelConfig, int], Sequence[Block]]
-    prefill_layer: Callable[[BlockRunner, str, int, Array], tuple[Array, Array, Array]]
-    decode_blocks: Callable[[ModelConfig], Sequence[Block]]
-    decode_layer: Callable[
-        [BlockRunner, int, Array, Array, Array, Callable[[Array, Array, Array], Array]], Array
-    ]
+    prefill_blocks: Callable[[ModelConfig, int], Layer]
+    prefill_layer: Callable[[LayerRun, Array], tuple[Array, Array, Array]]
+    decode_blocks: Callable[[ModelConfig], Layer]
+    decode_layer: Callable[[LayerRun, Array], Array]
     lm_head: Callable[[ModelConfig], Block]
 
 
@@ -75,6 +76,24 @@ class KVCache:
         """Allocate a cache of zeros."""
         shape = (config.n_layers, config.n_kv_heads, max_seq, config.head_dim)
         return cls(np.zeros(shape, dtype=bfloat16), np.zeros(shape, dtype=bfloat16))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass through the layers computes with.
+
+    position: of its first token in the KV cache. rope_lut: rotary rows [positions, head_dim] of decode steps;
+    those of a prompt are static arguments of its ELFs. layer_outputs receives [n, emb] of every layer of a
+    prompt, [emb] of a decode step.
+    """
+
+    sequence: KernelSequence
+    config: ModelConfig
+    weights: ModelWeights
+    cache: KVCache
+    position: int
+    rope_lut: Array
+    layer_outputs: list[Array] | None = None
 
 
 def bucket_for(length: int, limit: int) -> int:
@@ -138,15 +157,11 @@ def prepare_prefill(
 
     `npu_attn=False` computes attention on the host.
     """
-    blocks = [block.named(suffix(seq_len)) for block in sequence.prefill_blocks(config, seq_len)]
-    if all(block.name in run for block in blocks):
+    tail = suffix(seq_len)
+    if tail in run.layers:
         return
-    attention = f"flash_attn{suffix(seq_len)}"
-    if not (npu_attn and attends_on_device(config)):
-        blocks = [block for block in blocks if block.name != attention]
-        run.add_host(attention, _host_attention(run, config))
-    for block in blocks:
-        run.add(block.name, block)
+    layer_blocks = sequence.prefill_blocks(config, seq_len)
+    run.add_layer(tail, layer_blocks if npu_attn else replace(layer_blocks, attention=ON_HOST))
     padded = device_config(config)
     rows = pad_table(lut[:seq_len], padded.head_dim)
     tables = {
@@ -155,13 +170,13 @@ def prepare_prefill(
     }
     for layer, layer_weights in enumerate(weights.layers):
         transposed: dict[str, Array] = {}
-        for block in blocks:
+        for block in run.layers[tail]:
             static = {}
             pools = {}
             for argument in run.static_names(block.name):
                 if argument in tables:
                     static[argument] = tables[argument]
-                    pools[argument] = f"{argument}{suffix(seq_len)}"
+                    pools[argument] = f"{argument}{tail}"
                     continue
                 if argument not in transposed:
                     transposed[argument] = _gemm_operand(layer_weights, argument)
@@ -174,15 +189,14 @@ def prepare_decode(
     run: BlockRunner, sequence: KernelSequence, weights: ModelWeights, config: ModelConfig
 ) -> None:
     """Compile the decode ELFs and the LM head and write their weights; outside every timed region."""
-    head = sequence.lm_head(config)
-    if head.name in run:
+    if DECODE in run.layers:
         return
-    blocks = sequence.decode_blocks(config)
-    for block in (*blocks, head):
-        run.add(block.name, block)
+    head = sequence.lm_head(config)
+    run.add_layer(DECODE, sequence.decode_blocks(config))
+    run.add(head.name, head)
     parts = column_slices(config)
     for layer, layer_weights in enumerate(weights.layers):
-        for block in blocks:
+        for block in run.layers[DECODE]:
             names = run.static_names(block.name)
             static = {name: _gemv_operand(layer_weights, name, parts) for name in names}
             run.preload(block.name, layer, static, {name: f"decode.L{layer}.{name}" for name in names})
@@ -190,22 +204,14 @@ def prepare_decode(
 
 
 def prefill(
-    run: BlockRunner,
-    decode_run: BlockRunner,
-    sequence: KernelSequence,
-    weights: ModelWeights,
-    config: ModelConfig,
-    token_ids: Sequence[int],
-    cache: KVCache,
-    layer_outputs: list[Array] | None = None,
+    forward: Pass, token_ids: Sequence[int], run: BlockRunner, decode_run: BlockRunner
 ) -> tuple[int, Array]:
     """Run all layers over a prompt, fill the KV cache, return (first token, its logits [vocab] bf16).
 
     The prompt is padded to its bucket with the end token; attention is causal, so padding reaches no
-    real position. `layer_outputs` receives [n, emb] of every layer when given. Raises
-    SequenceTooLong for a prompt that fits no bucket or not into the cache.
+    real position. Raises SequenceTooLong for a prompt that fits no bucket or not into the cache.
     """
-    profiler = run.cache.profiler
+    config, cache, profiler = forward.config, forward.cache, run.cache.profiler
     ids = np.asarray(token_ids, dtype=np.int64)
     n = int(ids.size)
     if n == 0:
@@ -216,42 +222,35 @@ def prefill(
     with host_ops.host_op(profiler, "eos_pad", nbytes=8 * seq_len):
         padded = np.full(seq_len, config.pad_token, dtype=np.int64)
         padded[:n] = ids
-    x = host_ops.embed(profiler, weights.embedding, padded)
+    x = host_ops.embed(profiler, forward.weights.embedding, padded)
+    tail = suffix(seq_len)
+    attend = None if run.layer(tail).attention.blocks else _host_attention(run, config)
     kv_heads = config.n_kv_heads
     kv_bytes = 4 * n * config.kv_dim
     for layer in range(config.n_layers):
-        x, k, v = sequence.prefill_layer(run, suffix(seq_len), layer, x)
+        x, k, v = forward.sequence.prefill_layer(LayerRun(run, tail, layer, attend), x)
         k, v = np.asarray(k), np.asarray(v)
         with host_ops.host_op(profiler, "kv_cache_extract", nbytes=kv_bytes):
             cache.k[layer, :, :n] = real_heads(k[:n], kv_heads, config).transpose(1, 0, 2)
             cache.v[layer, :, :n] = real_heads(v[:n], kv_heads, config).transpose(1, 0, 2)
-        if layer_outputs is not None:
-            layer_outputs.append(x[:n, : config.emb_dim].copy())
-    logits = head(decode_run, weights, config, x[n - 1])
+        if forward.layer_outputs is not None:
+            forward.layer_outputs.append(x[:n, : config.emb_dim].copy())
+    logits = head(decode_run, forward.weights, config, x[n - 1])
     return top1(logits), logits
 
 
-def decode_step(
-    run: BlockRunner,
-    sequence: KernelSequence,
-    weights: ModelWeights,
-    config: ModelConfig,
-    x: Array,
-    lut: Array,
-    cache: KVCache,
-    position: int,
-    layer_outputs: list[Array] | None = None,
-) -> tuple[int, Array]:
-    """One token through all layers at `position`; returns (next token, logits [vocab] bf16).
+def decode_step(forward: Pass, x: Array, run: BlockRunner) -> tuple[int, Array]:
+    """One token through all layers at `forward.position`; returns (next token, logits [vocab] bf16).
 
-    x: embedding row [emb] bf16. Raises SequenceTooLong when `position` is outside the KV cache.
+    x: embedding row [emb] bf16. Raises SequenceTooLong when the position is outside the KV cache.
     """
+    config, cache, position = forward.config, forward.cache, forward.position
     max_seq = cache.k.shape[2]
     if not 0 <= position < max_seq:
         raise SequenceTooLong(f"position {position} is outside the KV cache of {max_seq} positions")
     profiler = run.cache.profiler
     padded = device_config(config)
-    row = pad_table(lut[position][None], padded.head_dim)
+    row = pad_table(forward.rope_lut[position][None], padded.head_dim)
     table_q = np.repeat(row, padded.n_heads, axis=0)
     table_k = np.repeat(row, padded.n_kv_heads, axis=0)
     heads, kv_heads = config.n_heads, config.n_kv_heads
@@ -266,10 +265,11 @@ def decode_step(
             padded_out: Array = padded_heads(out[None], config)[0]
             return padded_out
 
-        x = sequence.decode_layer(run, layer, x, table_q, table_k, attend)
-        if layer_outputs is not None:
-            layer_outputs.append(x[: config.emb_dim].copy())
-    logits = head(run, weights, config, x)
+        bound = LayerRun(run, DECODE, layer, attend, table_q=table_q, table_k=table_k)
+        x = forward.sequence.decode_layer(bound, x)
+        if forward.layer_outputs is not None:
+            forward.layer_outputs.append(x[: config.emb_dim].copy())
+    logits = head(run, forward.weights, config, x)
     return top1(logits), logits
 
 
@@ -288,15 +288,15 @@ def top1(logits: Array) -> int:
     return int(np.argmax(host_ops.widen(logits)))
 
 
-def _host_attention(run: BlockRunner, config: ModelConfig) -> Callable[..., dict[str, Array]]:
-    def attend(q: Array, k: Array, v: Array) -> dict[str, Array]:
+def _host_attention(run: BlockRunner, config: ModelConfig) -> Attend:
+    def attend(q: Array, k: Array, v: Array) -> Array:
         heads, kv_heads, seq = config.n_heads, config.n_kv_heads, q.shape[0]
         queries, keys, values = (
             real_heads(array, count, config).reshape(seq, -1)
             for array, count in ((q, heads), (k, kv_heads), (v, kv_heads))
         )
         out = host_ops.prefill_attention(run.cache.profiler, queries, keys, values, heads, kv_heads)
-        return {"attn": padded_heads(out, config)}
+        return padded_heads(out, config)
 
     return attend
 

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
-
-from llms.llama_kernel_builder import blocks
-from llms.llama_kernel_builder.block_runner import BlockRunner
-from llms.llama_kernel_builder.layers import run_ffn_gemv
+from llms.llama_kernel_builder.block import Block
+from llms.llama_kernel_builder.elfs import lm_head_gemv, o_gemv_ffn, rms_qkv_bias_rope_gemv
+from llms.llama_kernel_builder.layer import Array, Layer, LayerRun
 from llms.llama_kernel_builder.model_config import ModelConfig
 
-Array = np.ndarray[Any, Any]
-Attend = Callable[[Array, Array, Array], Array]
+
+def decode_blocks(config: ModelConfig) -> Layer:
+    """The ELFs of one layer; the host attends."""
+    return Layer(qkv=rms_qkv_bias_rope_gemv(config), ffn=o_gemv_ffn(config))
 
 
-def decode_blocks(config: ModelConfig) -> Sequence[blocks.Block]:
-    """The ELFs of one layer."""
-    return (blocks.rms_gemv_rope(config), *blocks.ffn_gemv(config))
-
-
-def lm_head(config: ModelConfig) -> blocks.Block:
+def lm_head(config: ModelConfig) -> Block:
     """The vocabulary in partitions of 16384 rows, the last one zero-padded."""
-    return blocks.lm_head_gemv(config)
+    return lm_head_gemv(config)
 
 
-def decode_layer(
-    run: BlockRunner, layer: int, x: Array, table_q: Array, table_k: Array, attend: Attend
-) -> Array:
-    """One layer over one row x [emb] bf16; `attend` stores K and V and attends on the host."""
-    qkv = run("rms_qkv_bias_rope_gemv", layer, x=x, table_q=table_q, table_k=table_k)
-    attn = attend(qkv["q_roped"], qkv["k_roped"], qkv["v_biased"])
-    return run_ffn_gemv(run, layer, attn, x)
+def decode_layer(run: LayerRun, x: Array) -> Array:
+    """One layer over one row x [emb] bf16; attention stores K and V and runs on the host."""
+    q, k, v = run.qkv(x)
+    return run.ffn(run.attention(q, k, v), residual=x)

@@ -6,34 +6,23 @@ so the second ELF is the eight-launch form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
-
-from llms.llama_kernel_builder import blocks
-from llms.llama_kernel_builder.block_runner import BlockRunner
-from llms.llama_kernel_builder.layers import run_ffn_gemv
+from llms.llama_kernel_builder.block import Block
+from llms.llama_kernel_builder.elfs import lm_head_gemv, o_gemv_ffn, rms_gemv_rope
+from llms.llama_kernel_builder.layer import Array, Layer, LayerRun
 from llms.llama_kernel_builder.model_config import ModelConfig
 
-Array = np.ndarray[Any, Any]
-Attend = Callable[[Array, Array, Array], Array]
+
+def decode_blocks(config: ModelConfig) -> Layer:
+    """The ELFs of one layer; the host attends."""
+    return Layer(qkv=rms_gemv_rope(config), ffn=o_gemv_ffn(config))
 
 
-def decode_blocks(config: ModelConfig) -> Sequence[blocks.Block]:
-    """The ELFs of one layer."""
-    return (blocks.rms_gemv_rope(config), *blocks.ffn_gemv(config))
-
-
-def lm_head(config: ModelConfig) -> blocks.Block:
+def lm_head(config: ModelConfig) -> Block:
     """The vocabulary of 49152 in one partition."""
-    return blocks.lm_head_gemv(config, config.vocab_size)
+    return lm_head_gemv(config, config.vocab_size)
 
 
-def decode_layer(
-    run: BlockRunner, layer: int, x: Array, table_q: Array, table_k: Array, attend: Attend
-) -> Array:
-    """One layer over one row x [emb] bf16; `attend` stores K and V and attends on the host."""
-    qkv = run("rms_gemv_rope", layer, x=x, table_q=table_q, table_k=table_k)
-    attn = attend(qkv["q_roped"], qkv["k_roped"], qkv["v"])
-    return run_ffn_gemv(run, layer, attn, x)
+def decode_layer(run: LayerRun, x: Array) -> Array:
+    """One layer over one row x [emb] bf16; attention stores K and V and runs on the host."""
+    q, k, v = run.qkv(x)
+    return run.ffn(run.attention(q, k, v), residual=x)

@@ -23,6 +23,5 @@ run_npu_decode_step = _functions.run_npu_decode_step
 
 if __name__ == "__main__":
     from llms.llama_kernel_builder.deployment import inference_cli
-    from llms.smollm2_135m import verify_adapter
 
-    sys.exit(inference_cli.main(verify_adapter))
+    sys.exit(inference_cli.run(__package__))

@@ -90,9 +90,7 @@ def test_rope_interleaved_in_the_builder(qwen2: Deployment, monkeypatch: pytest.
         return replace(block, steps=steps)
 
     right = inference.SEQUENCE
-    wrong = replace(
-        right, prefill_blocks=lambda config, s: [turned(block) for block in right.prefill_blocks(config, s)]
-    )
+    wrong = replace(right, prefill_blocks=lambda config, s: right.prefill_blocks(config, s).map(turned))
     monkeypatch.setattr(inference, "SEQUENCE", wrong)
     report = find(qwen2)
     assert first(report) == ("rope_k", 0, "prefill")
@@ -142,7 +140,7 @@ def test_gate_and_up_buffers_swapped_in_the_builder(
         return replace(block, steps=steps)
 
     right = inference.SEQUENCE
-    wrong = replace(right, decode_blocks=lambda config: [crossed(b) for b in right.decode_blocks(config)])
+    wrong = replace(right, decode_blocks=lambda config: right.decode_blocks(config).map(crossed))
     monkeypatch.setattr(inference, "SEQUENCE", wrong)
     report = find(qwen2)
     assert first(report) == ("silu_mul", 0, "decode")
@@ -164,11 +162,10 @@ def test_one_wrong_element_of_a_decode_gemv(qwen2: Deployment) -> None:
 def test_kv_written_one_slot_late(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = llama_loop.decode_step
 
-    def late(*args: Any) -> Any:
-        position = args[7]
-        found = right(*args)
-        cache = args[6]
-        for array in (cache.k, cache.v):
+    def late(forward: Any, *rest: Any) -> Any:
+        position = forward.position
+        found = right(forward, *rest)
+        for array in (forward.cache.k, forward.cache.v):
             array[:, :, position + 1] = array[:, :, position]
             array[:, :, position] = 0
         return found
@@ -184,8 +181,8 @@ def test_kv_written_one_slot_late(qwen2: Deployment, monkeypatch: pytest.MonkeyP
 def test_decode_position_one_late(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = llama_loop.decode_step
 
-    def late(run: Any, sequence: Any, weights: Any, config: Any, x: Any, lut: Any, *rest: Any) -> Any:
-        return right(run, sequence, weights, config, x, lut[1:], *rest)
+    def late(forward: Any, *rest: Any) -> Any:
+        return right(replace(forward, rope_lut=forward.rope_lut[1:]), *rest)
 
     monkeypatch.setattr(llama_loop, "decode_step", late)
     report = find(qwen2)
@@ -197,9 +194,9 @@ def test_decode_position_one_late(qwen2: Deployment, monkeypatch: pytest.MonkeyP
 def test_layer_skipped(qwen2: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     right = inference.SEQUENCE
 
-    def skip(run: Any, suffix: str, layer: int, x: Any) -> Any:
-        out, k, v = right.prefill_layer(run, suffix, layer, x)
-        return (x if layer == LAYER else out), k, v
+    def skip(run: Any, x: Any) -> Any:
+        out, k, v = right.prefill_layer(run, x)
+        return (x if run.index == LAYER else out), k, v
 
     monkeypatch.setattr(inference, "SEQUENCE", replace(right, prefill_layer=skip))
     report = find(qwen2)

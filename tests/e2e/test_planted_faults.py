@@ -58,13 +58,13 @@ def test_skipped_layer_is_named(smollm2: Deployment, monkeypatch: pytest.MonkeyP
     skipped = 15
     right = inference.SEQUENCE
 
-    def prefill_layer(run: Any, suffix: str, layer: int, x: Any) -> Any:
-        out, k, v = right.prefill_layer(run, suffix, layer, x)
-        return (x, k, v) if layer == skipped else (out, k, v)
+    def prefill_layer(run: Any, x: Any) -> Any:
+        out, k, v = right.prefill_layer(run, x)
+        return (x, k, v) if run.index == skipped else (out, k, v)
 
-    def decode_layer(run: Any, layer: int, x: Any, *rest: Any) -> Any:
-        out = right.decode_layer(run, layer, x, *rest)
-        return x if layer == skipped else out
+    def decode_layer(run: Any, x: Any) -> Any:
+        out = right.decode_layer(run, x)
+        return x if run.index == skipped else out
 
     monkeypatch.setattr(
         inference, "SEQUENCE", replace(right, prefill_layer=prefill_layer, decode_layer=decode_layer)

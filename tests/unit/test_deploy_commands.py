@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,9 @@ def test_templates_render_what_the_committed_models_are(model: str) -> None:
             rendered, committed = (
                 {n.name: ast.dump(n) for n in t.body if isinstance(n, ast.FunctionDef)} for t in trees
             )
-            assert rendered["prefill_layer" if "prefill" in path else "decode_layer"] in committed.values()
+            kind = "prefill" if "prefill" in path else "decode"
+            for name in (f"{kind}_blocks", f"{kind}_layer"):
+                assert rendered[name] == committed[name]
         else:
             assert ast.dump(trees[0]) == ast.dump(trees[1])
 
@@ -273,7 +276,7 @@ def test_a_new_folder_reads_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         assert (folder / path).read_text().strip(), path
     assert str(checkpoint) in (folder / "some_model_v2_weights.py").read_text()
-    assert "| emb_dim | 256 |" in (folder / "TODO.md").read_text()
+    assert "| emb_dim | 256 |" in (folder / "ARCHITECTURE.md").read_text()
     assert "twin (modelled)" in (folder / "README.md").read_text()
     rows = json.loads((folder / "kernel_registry" / "details" / "gemm.json").read_text())["rows"]
     assert all(row["used_by"] == ["some_model_v2"] for row in rows)
@@ -282,6 +285,12 @@ def test_a_new_folder_reads_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert max(map(len, lines), default=0) <= 110, path
     for name in ("some_model_v2_prefill.py", "some_model_v2_decode.py"):
         assert len((folder / name).read_text().splitlines()) < 120
+    if shutil.which("make"):
+        words = ["make", "--no-print-directory", "-C", str(folder), "-n", "compile"]
+        made = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert made == (
+            "cd .. && python3 -m some_model_v2.some_model_v2_inference  --model instruct --compile-only\n"
+        )
     # the folder is found by name from now on
     assert any(row["folder"] == str(folder) for row in json.loads(invoke("list", "--json")[1]))
     assert json.loads(invoke("status", "some_model_v2", "--json")[1])["models"][0]["hash"]

@@ -345,21 +345,24 @@ def test_a_cache_has_the_toolchain_of_its_driver(tmp_path: Path, monkeypatch: py
 
 
 def test_no_model_and_no_gate_names_a_toolchain() -> None:
-    files = [
-        *PROJECT.glob("llms/*/[!t]*.py"),
-        *PROJECT.glob("llms/verify/*.py"),
-        *PROJECT.glob("llms/*/tests/*.py"),
-    ]
-    models = [
-        path for path in files if path.parent.name not in ("llama_kernel_builder", "preflight", "deploy")
-    ]
-    assert len(models) > 20
+    toolkit = PROJECT / "llms" / "llama_kernel_builder"
+    models = [path for path in PROJECT.glob("llms/**/*.py") if toolkit not in path.parents]
+    assert len(models) > 100
     guilty = [path for path in models if re.search(r"\w+Toolchain\b", path.read_text(encoding="utf-8"))]
     assert guilty == []
 
 
-#: The seam itself, and the process of adopted deployments, which puts the twin in the place of pyxrt.
-SEAM = {"driver.py", "toolchain.py", "adopted_worker.py"}
+#: The seam itself; what predicts or measures on the twin by its name; the audit's planted faults. Faults of a
+#: deployment's own code are declared in the twin's terms (llms/faults) and are no part of a run.
+SEAM = {
+    "llama_kernel_builder/driver.py",
+    "llama_kernel_builder/toolchains/seam.py",
+    "llama_kernel_builder/bench.py",
+    "llama_kernel_builder/deployment/describe.py",
+    "verify/gates/phase7/gates.py",
+    "verify/gates/phase7/run.py",
+    "verify/gates/phase7/expected.py",
+}
 
 
 def asks_for_the_device(source: str) -> list[str]:
@@ -383,10 +386,9 @@ def asks_for_the_device(source: str) -> list[str]:
 
 def test_nothing_above_the_driver_asks_which_device_it_is_on() -> None:
     llms = PROJECT / "llms"
-    folders = [llms, llms / "llama_kernel_builder", llms / "verify", llms / "checkpoints"]
-    folders += [adapter.parent for adapter in llms.glob("*/verify_adapter.py")]
-    files = [path for folder in folders for path in folder.glob("*.py") if path.name not in SEAM]
-    assert len(files) > 80
+    inside = {path.relative_to(llms).as_posix(): path for path in llms.rglob("*.py")}
+    files = [path for name, path in inside.items() if name not in SEAM and not name.startswith("faults/")]
+    assert len(files) > 150
     asked = {str(path): found for path in files if (found := asks_for_the_device(path.read_text("utf-8")))}
     assert asked == {}
 

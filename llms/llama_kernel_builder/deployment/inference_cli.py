@@ -6,12 +6,18 @@ Used as ``python -m llms.<model>.<model>_inference``; `make run`, `chat`, `profi
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from llms.llama_kernel_builder.deployment.session import Generation, Session
+
+
+def run(package: str | None) -> int:
+    """Run the driver of the model package that holds `verify_adapter`."""
+    return main(importlib.import_module(f"{package}.verify_adapter"))
 
 
 def main(adapter: Any, argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from llms.llama_kernel_builder import llama_loop
 from llms.llama_kernel_builder.block_runner import BlockRunner
-from llms.llama_kernel_builder.llama_loop import KernelSequence, KVCache
+from llms.llama_kernel_builder.llama_loop import KernelSequence, KVCache, Pass
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.weights import ModelWeights
 
@@ -65,9 +65,8 @@ class ProductionFunctions:
         The prompt length is the number of token ids, whatever tokens they are.
         """
         cache = KVCache.empty(config, max_seq)
-        token, logits = llama_loop.prefill(
-            prefill_cache, decode_cache, self._sequence(), weights, config, token_ids, cache, layer_outputs
-        )
+        forward = Pass(self._sequence(), config, weights, cache, 0, rope_lut, layer_outputs)
+        token, logits = llama_loop.prefill(forward, token_ids, prefill_cache, decode_cache)
         return token, logits, cache.k, cache.v, len(token_ids)
 
     def run_npu_decode_step(
@@ -85,6 +84,5 @@ class ProductionFunctions:
     ) -> tuple[int, Array]:
         """Decode one token whose embedding row is x [emb] bf16: (next token, logits [vocab] bf16)."""
         cache = KVCache(k_cache, v_cache)
-        return llama_loop.decode_step(
-            decode_cache, self._sequence(), weights, config, x, rope_lut, cache, current_pos, layer_outputs
-        )
+        forward = Pass(self._sequence(), config, weights, cache, current_pos, rope_lut, layer_outputs)
+        return llama_loop.decode_step(forward, x, decode_cache)

@@ -29,40 +29,19 @@ from llms.llama_kernel_builder.resident import ResidentCache
 from llms.llama_kernel_builder.rope_table import rope_table
 from llms.llama_kernel_builder.timeline import Timeline
 from llms.llama_kernel_builder.toolchains.seam import Toolchain, toolchain_for
-from llms.llama_kernel_builder.weights import ModelWeights, load_weights, pad_weights
+from llms.llama_kernel_builder.weights import load_weights, pad_weights
 
 Array = np.ndarray[Any, Any]
 
 
 class InferenceModule(Protocol):
-    """The production functions of a model's `<m>_inference.py`."""
+    """A model's `<m>_inference.py`; what the functions take and return stands in `ProductionFunctions`."""
 
     MODEL: str
     SEQUENCE: KernelSequence
-
-    def prepare_runtime(
-        self,
-        prefill_cache: BlockRunner,
-        decode_cache: BlockRunner,
-        weights: ModelWeights,
-        config: ModelConfig,
-        seq_len: int,
-        rope_lut: Array,
-        *,
-        npu_attn: bool = True,
-    ) -> None:
-        """Compile and preload everything a prompt of `seq_len` tokens needs."""
-        ...
-
-    def run_npu_prefill(
-        self, token_ids: Sequence[int], *args: Any, **kwargs: Any
-    ) -> tuple[int, Array, Array, Array, int]:
-        """(first token, logits row, k_cache, v_cache, prompt_len)."""
-        ...
-
-    def run_npu_decode_step(self, x: Array, *args: Any, **kwargs: Any) -> tuple[int, Array]:
-        """(token, logits)."""
-        ...
+    prepare_runtime: Callable[..., None]
+    run_npu_prefill: Callable[..., tuple[int, Array, Array, Array, int]]
+    run_npu_decode_step: Callable[..., tuple[int, Array]]
 
 
 @dataclass(frozen=True)
@@ -152,32 +131,17 @@ class Session:
     def prepare(self, prompt_len: int) -> None:
         """Compile and preload what a prompt of this length needs; call it before the timed region."""
         bucket = bucket_for(prompt_len, self.config.max_position)
-        self.module.prepare_runtime(
-            self.prefill_cache,
-            self.decode_cache,
-            self.weights,
-            self.config,
-            bucket,
-            self.rope_lut,
-            npu_attn=self.npu_attn,
-        )
+        runs, model = (self.prefill_cache, self.decode_cache), (self.weights, self.config)
+        self.module.prepare_runtime(*runs, *model, bucket, self.rope_lut, npu_attn=self.npu_attn)
 
     def prefill(
         self, token_ids: Sequence[int], layer_outputs: list[Array] | None = None
     ) -> tuple[int, Array, Array, Array, int]:
         """Call the production prefill."""
+        runs, model = (self.prefill_cache, self.decode_cache), (self.weights, self.config)
+        rest = (self.rope_lut, self.max_seq, self.tokenizer)
         with self._forward("prefill", tokens=len(token_ids)):
-            return self.module.run_npu_prefill(
-                token_ids,
-                self.weights,
-                self.config,
-                self.prefill_cache,
-                self.decode_cache,
-                self.rope_lut,
-                self.max_seq,
-                self.tokenizer,
-                layer_outputs=layer_outputs,
-            )
+            return self.module.run_npu_prefill(token_ids, *model, *runs, *rest, layer_outputs=layer_outputs)
 
     def _forward(self, name: str, **arguments: int) -> AbstractContextManager[None]:
         clock = self.driver.clock
@@ -194,16 +158,9 @@ class Session:
         """Call the production decode step for one token."""
         with self._forward("decode", position=position):
             x = host_ops.embed(self.profiler, self.weights.embedding, np.asarray([token]))[0]
+            model, state = (self.weights, self.config), (self.rope_lut, k_cache, v_cache, position)
             return self.module.run_npu_decode_step(
-                x,
-                self.weights,
-                self.config,
-                self.decode_cache,
-                self.rope_lut,
-                k_cache,
-                v_cache,
-                position,
-                layer_outputs=layer_outputs,
+                x, *model, self.decode_cache, *state, layer_outputs=layer_outputs
             )
 
     def generate(

@@ -1,4 +1,4 @@
-"""Host operations of Qwen3-0.6B: embedding, final norm of one row, attention on the host."""
+"""Host operations of tiny: embedding, final norm of one row, attention on the host."""
 
 from llms.llama_kernel_builder.host_ops import decode_attention, embed, final_rms_norm, prefill_attention
 

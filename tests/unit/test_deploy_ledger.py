@@ -14,7 +14,7 @@ from llms.deploy.documents import PhaseResult
 from llms.deploy.errors import GATE_FAILED, NOTHING_RAN, OK, PRECONDITION, DeployError
 from llms.models import ModelFolder, read_folder
 
-PARTS = ledger.Identity("p" * 16, "w" * 16, "a" * 16, "t" * 16, "g" * 16)
+PARTS = ledger.Identity("p" * 16, "w" * 16, "a" * 16, "t" * 16, "g" * 16, "n" * 16)
 
 
 def entry(phase: int, verdict: str = "PASS", identity: ledger.Identity = PARTS) -> ledger.Entry:

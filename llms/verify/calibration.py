@@ -9,11 +9,9 @@ the ladder, and what it measures there, times a margin, is the limit. No fault o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from llms.verify.ladder_layers import layer_check
 from llms.verify.ladder_rungs import Pair, cache_check, plain_reference, teacher_forced
 from llms.verify.ladder_stats import kl
 from llms.verify.matched_reference import MatchedReference
+from llms.verify.reference_cache import source_hash
 from llms.verify.reference_runner import ReferenceRunner
 from llms.verify.thresholds import POOLED, Limit, Thresholds, alike, floor_of
 
@@ -52,6 +51,21 @@ FLOORS = {
     "teacher_forced.kl_prefill": 2e-3,
     "teacher_forced.tie_ulps": 4.0,
 }
+# What a measured value depends on. The reference and its arithmetic are in the key of each run already.
+MEASURED_BY = (
+    "llms.verify.calibration",
+    "llms.verify.diagnosis",
+    "llms.verify.ladder_capture",
+    "llms.verify.ladder_device",
+    "llms.verify.ladder_edges",
+    "llms.verify.ladder_layers",
+    "llms.verify.ladder_rungs",
+    "llms.verify.ladder_stats",
+    "llms.verify.ladder_types",
+    "llms.verify.records",
+    "llms.verify.reference_runner",
+    "llms.verify.topk",
+)
 
 
 class Calibration:
@@ -204,7 +218,4 @@ def _floor(statistic: str) -> float:
 @lru_cache(maxsize=1)
 def _procedures_hash() -> str:
     """SHA-256 (hex) over the source of the procedures that measure."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("ladder_*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return source_hash(MEASURED_BY)

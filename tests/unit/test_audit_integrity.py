@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu.ledger import judging
 
 from llms.llama_kernel_builder import driver
 from llms.llama_kernel_builder.model_config import ModelConfig
@@ -50,6 +52,43 @@ def test_a_replaced_method(shipped: integrity.Snapshot, monkeypatch: pytest.Monk
 def test_another_constant(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topk, "K", 50)
     assert shipped.changed() == ["llms.verify.contract.topk:K"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("llms.verify.gates.phase1.gate", "judge"),
+        ("llms.verify.gates.phase1.kernel_laws", "baseline"),
+        ("llms.verify.gates.optimisation", "compare_logits"),
+        ("llms.verify.gates.measure", "judge"),
+        ("llms.verify.gates.phase6.performance", "first_token"),
+        ("llms.checkpoints", "load_tensors"),
+        ("llms.verify.reference.kernels.tolerances", "tolerance"),
+        ("llms.verify.reference.kernels.references", "reference_output"),
+        ("kernel_registry.registry_lookup", "rows"),
+    ],
+)
+def test_the_judges_of_every_phase(
+    shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    def lenient(*args: Any) -> None:
+        """Passes everything."""
+
+    monkeypatch.setattr(f"{module}.{name}", lenient)
+    assert shipped.changed() == [f"{module}:{name} (now lenient of test_audit_integrity.py)"]
+
+
+def test_another_limit_on_the_disk(
+    shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in judging.PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", *MODELS)
+        shutil.copytree(LLMS.parent / name, tmp_path / name, ignore=ignored)
+    monkeypatch.setattr(judging, "ROOT", tmp_path)
+    assert shipped.changed() == []
+    path = tmp_path / "llms" / "verify" / "ladder" / "thresholds.json"
+    path.write_text(path.read_text().replace('"value": 0', '"value": 9'))
+    assert shipped.changed() == ["<llms/verify/ladder/thresholds.json>"]
 
 
 def test_another_default(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,16 @@
 """Is what judges, measures and computes still what this tree ships, after a model's code has run?
 
-A snapshot of every function, method and constant of the judging packages is taken before the adapter is
-imported, and compared afterwards. Whoever replaces one (a wider k, a patched clock, a looser limit, a
-reference in another dtype) is named. The production functions are compared with a second import of their own
-source.
+A snapshot of every function, method, constant and data file that the caller lists as judging is taken before
+the adapter is imported, and compared afterwards. Whoever replaces one (a wider k, a patched clock, a looser
+limit, a reference in another dtype) is named. The production functions are compared with a second import of
+their own source.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,6 @@ from typing import Any
 
 from llms.verify.gates.phase7.call_recorder import FUNCTIONS, load_production
 
-_PACKAGES = ("llms.verify", "llms.verify.gates.phase7", "llms.llama_kernel_builder", "npu_twin")
-_MODULES = (
-    "llms.llama_kernel_builder.deployment.adapter",
-    "llms.llama_kernel_builder.deployment.arithmetic_of",
-    "llms.llama_kernel_builder.deployment.production",
-    "llms.llama_kernel_builder.deployment.runner",
-    "llms.llama_kernel_builder.deployment.session",
-)
 _FOREIGN = ("transformers.modeling_utils", "transformers.models.auto.auto_factory")
 _MODELLING = "transformers.models.{0}.modeling_{0}"
 _CONSTANTS = (bool, int, float, str, bytes, tuple, frozenset, dict)
@@ -38,7 +30,7 @@ _LOOKED_UP = (("sys", "_getframe"), ("sys", "modules"), ("inspect", "currentfram
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Fingerprints by `module.name` and `module.Class.name`, and the state of the device clock."""
+    """Fingerprints by `module:name` and `module:Class.name`, of data files, and of the device clock."""
 
     prints: Mapping[str, Any]
 
@@ -54,8 +46,8 @@ class Snapshot:
             module = importlib.import_module(module_name)
             now = dict(_of_module(module))
             found += [f"{name}{_by(now.get(name))}" for name in names if now.get(name) != self.prints[name]]
-        clock = dict(_clock())
-        found += [name for name, value in self.prints.items() if name[0] == "<" and clock.get(name) != value]
+        other = {**dict(_clock()), **dict(_data())}
+        found += [name for name, value in self.prints.items() if name[0] == "<" and other.get(name) != value]
         return found
 
     def _by_module(self) -> dict[str, list[str]]:
@@ -67,23 +59,25 @@ class Snapshot:
 
 
 def _everything(model_types: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    names = list(_MODULES)
-    for package in _PACKAGES:
-        names += [package, *_submodules(importlib.import_module(package))]
-    names += [*_FOREIGN, *(_MODELLING.format(name) for name in model_types)]
-    for name in names:
+    foreign = (*_FOREIGN, *(_MODELLING.format(name) for name in model_types))
+    for name in (*judging.judging_modules(), *foreign):
         try:
             module = importlib.import_module(name)
         except ImportError:
-            continue
+            if name in foreign:
+                continue
+            raise
         yield from _of_module(module)
+    yield from _data()
     yield from _clock()
 
 
-def _submodules(package: ModuleType) -> Iterator[str]:
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.endswith("__main__"):
-            yield found.name
+def _data() -> Iterator[tuple[str, Any]]:
+    """Limits, prompts and tables as they lie on the disk."""
+    for path in (path for paths in judging.judging_files().values() for path in paths):
+        if path.suffix != ".py":
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            yield f"<{path.relative_to(judging.ROOT)}>", digest
 
 
 def _of_module(module: ModuleType) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,11 @@ from llms.verify.reference.cache import source_hash
 from llms.verify.reference.matched_model import MatchedModel
 
 # In the key of every run (`implementation`), or no part of a measured value.
-ELSEWHERE = ("llms.verify.reference.arithmetic", "llms.verify.reference.matched", "llms.verify.reference.cache")
+ELSEWHERE = (
+    "llms.verify.reference.arithmetic",
+    "llms.verify.reference.matched",
+    "llms.verify.reference.cache",
+)
 LIMITS = "llms.verify.ladder.thresholds"
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_npu.ledger import judging
+from pytest_npu.ledger import judging, verdicts
 from pytest_npu.ledger import store as ledger
-from pytest_npu.ledger import verdicts
 from pytest_npu.report.model import RunReport
 from typer.testing import CliRunner
 

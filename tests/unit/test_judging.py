@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from pytest_npu.ledger import judging
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +50,9 @@ def reached(root: Path) -> dict[str, str]:
     """What gates, model tests and audit run: module -> who imports it. Model folders count as their own."""
     known, models = modules(root), model_folders(root)
     starts = [name for name in known if any(name.startswith(f"{model}.tests.") for model in models)]
-    starts += [name for name in known if name.startswith(("llms.verify.gates.", "llms.verify.ladder.", "llms.audit"))]
+    starts += [
+        name for name in known if name.startswith(("llms.verify.gates.", "llms.verify.ladder.", "llms.audit"))
+    ]
     assert len(starts) > 60
     found = dict.fromkeys(starts, "a gate")
     waiting = list(starts)

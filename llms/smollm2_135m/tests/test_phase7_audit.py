@@ -1,4 +1,4 @@
-"""Phase 7: the independent audit, in a process of its own and without caches; writes evaluation_report.md."""
+"""Phase 7: the independent audit, in a process of its own and without caches."""
 
 from pathlib import Path
 
@@ -13,5 +13,4 @@ FOLDER = Path(__file__).resolve().parents[1]
 def test_independent_audit(npu_options, npu_record):
     outcome = audit.for_options(FOLDER, npu_options)
     npu_record("audit", outcome.payload)
-    npu_record("table", outcome.table)
     assert outcome.ok, outcome.message

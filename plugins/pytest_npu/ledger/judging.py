@@ -49,6 +49,7 @@ NOT_JUDGING: Mapping[str, str] = {
     "llms.inference_cli": "chat and command line of a model",
     "llms.llama_kernel_builder.deployment.compare": "a table of the report; no verdict depends on it",
     "llms.llama_kernel_builder.deployment.inference_cli": "chat and command line of a model",
+    "llms.verify.localise": "names what follows, and no more",
     "llms.verify.localise.*": "names the first wrong kernel of a deployment that has failed already",
     "npu_twin.validate.*": "holds the twin against published measurements; no model is involved",
 }
@@ -77,6 +78,12 @@ def judging_modules(root: Path | None = None) -> tuple[str, ...]:
     root = root or ROOT
     found = {module_name(path, root) for paths in judging_files(root).values() for path in _sources(paths)}
     return tuple(sorted(name for name in found if not name.endswith("__main__")))
+
+
+def data_files() -> dict[str, Path]:
+    """Limits, prompts and tables of :func:`judging_files`, by their path below :data:`ROOT`."""
+    paths = (path for paths in judging_files().values() for path in paths if path.suffix != ".py")
+    return {path.relative_to(ROOT).as_posix(): path for path in paths}
 
 
 def judging_files(root: Path | None = None) -> dict[str, tuple[Path, ...]]:

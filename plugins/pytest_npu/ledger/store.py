@@ -2,8 +2,8 @@
 
 A verdict holds for its hash only. The hash has six parts, so that `npu-deploy status` can say what changed:
 programs (every ELF with its tiles), weights, adapter (the code and tests of the model's folder), and what
-:mod:`pytest_npu.ledger.judging` lists as gates (with their limits, prompts and published figures), toolkit (kernel builder
-and host runtime) and twin.
+:mod:`pytest_npu.ledger.judging` lists as gates (with their limits, prompts and published figures), toolkit
+(kernel builder and host runtime) and twin.
 """
 
 from __future__ import annotations

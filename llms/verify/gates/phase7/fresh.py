@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ LIMIT_S = 1800
 
 @dataclass(frozen=True)
 class AuditOutcome:
-    """Verdict and payload of an audit; `message` tells a failure, `table` is a section of the report."""
+    """Verdict, payload of kind `audit` for the report, and the text of a failure (empty when it passed)."""
 
     ok: bool
     payload: dict[str, Any]
@@ -23,7 +24,7 @@ class AuditOutcome:
 
     @property
     def table(self) -> dict[str, Any]:
-        """Payload of kind `table` for the HTML report."""
+        """The findings as a payload of kind `table`, which folders of earlier scaffolds record."""
         findings = self.payload.get("findings", [])
         return {
             "title": f"Independent audit: {self.payload.get('verdict', 'FAIL')}",
@@ -45,7 +46,10 @@ def in_fresh_process(
     ladder: bool = True,
     fault: str | None = None,
 ) -> AuditOutcome:
-    """Run `python -m llms.audit`; reports are in `out`. A process that dies is a failed audit."""
+    """Run `python -m llms.audit`, which leaves its report and `audit.json` in `out`.
+
+    A process that dies is a failed audit.
+    """
     command = [
         sys.executable,
         "-m",
@@ -65,7 +69,7 @@ def in_fresh_process(
     result.unlink(missing_ok=True)
     root = Path(__file__).resolve().parents[4]
     # the tree that this process runs comes first, wherever it was started
-    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(root), str(root / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -96,15 +100,16 @@ def in_fresh_process(
 
 
 def for_options(folder: Path, options: Any) -> AuditOutcome:
-    """The audit that a pytest run asks for; reports go to `<report folder>/<model>/`.
+    """The audit that a pytest run asks for; its record goes into the report of that run.
 
-    `options`: device, checkpoint, variant, planted fault and report folder of the plugin's `npu_options`.
+    `options`: device, checkpoint, variant and planted fault of the plugin's `npu_options`.
     """
-    return in_fresh_process(
-        folder,
-        out=options.report_dir / folder.name,
-        npu=options.npu,
-        checkpoint=options.checkpoint,
-        choice=options.model,
-        fault=getattr(options, "fault", None),
-    )
+    with tempfile.TemporaryDirectory(prefix="npu-audit-") as out:
+        return in_fresh_process(
+            folder,
+            out=Path(out),
+            npu=options.npu,
+            checkpoint=options.checkpoint,
+            choice=options.model,
+            fault=getattr(options, "fault", None),
+        )

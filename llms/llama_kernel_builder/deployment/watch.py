@@ -24,7 +24,7 @@ from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.device_config import attends_on_device
 from llms.llama_kernel_builder.llama_loop import bucket_for
 from llms.llama_kernel_builder.runtime import HostRuntime
-from llms.verify.contract.abilities import NothingToWatch, ProductionCall
+from llms.verify.contract.abilities import NotOffered, ProductionCall
 
 FUNCTIONS = ("prepare_runtime", "run_npu_prefill", "run_npu_decode_step")
 
@@ -91,7 +91,7 @@ class CallRecorder:
 
 @contextmanager
 def watch(folder: Path, adapter: ModuleType, config: Any) -> Iterator[CallRecorder]:
-    """Count while the block runs. Raises NothingToWatch."""
+    """Count while the block runs. Raises NotOffered."""
     production = production_module(folder, adapter)
     recorder = CallRecorder(folder, production, config)
     undo: list[Callable[[], None]] = []
@@ -121,11 +121,11 @@ def watch(folder: Path, adapter: ModuleType, config: Any) -> Iterator[CallRecord
 def production_module(folder: Path, adapter: ModuleType) -> ModuleType:
     """The module `<model>_inference.py` of a folder, as the adapter has it loaded.
 
-    Raises NothingToWatch when the folder has none or it lacks a function.
+    Raises NotOffered when the folder has none or it lacks a function.
     """
     path = _source(folder)
     if not path.is_file():
-        raise NothingToWatch(
+        raise NotOffered(
             f"{folder} has no {path.name}: there is no production code to hold the runner against"
         )
     module = next(
@@ -135,7 +135,7 @@ def production_module(folder: Path, adapter: ModuleType) -> ModuleType:
         module = _load(path)
     missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
     if missing:
-        raise NothingToWatch(f"{path.name} has no {', '.join(missing)}")
+        raise NotOffered(f"{path.name} has no {', '.join(missing)}")
     return module
 
 
@@ -165,7 +165,7 @@ def _load(path: Path, package: str = "") -> ModuleType:
     name = f"npu_audit_{path.stem}"
     spec = importlib.util.spec_from_file_location(f"{package}.{name}" if package else name, path)
     if spec is None or spec.loader is None:
-        raise NothingToWatch(f"{path} cannot be imported")
+        raise NotOffered(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

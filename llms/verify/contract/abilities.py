@@ -1,6 +1,10 @@
-"""Optional abilities: what a phase may ask of a deployment beyond `prefill` and `decode_step`.
+"""Optional abilities of an adapter or its runner: what phases need beyond ``prefill`` and ``decode_step``.
 
-One that is missing is "not offered": never a pass.
+A gate asks with :func:`needed`, or with :func:`offered` where it can do without. What lacks the ability gets
+"not offered", never a pass. An ability only computes: references, inputs and limits stay with the gates.
+
+* ``watch(folder, adapter, config) -> Watch`` of the toolkit: phase 7. It is handed in by whoever starts the
+  audit, as who is audited does not choose who watches.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from typing import Any, Protocol
 from llms.verify.contract.records import Array
 
 
-class NothingToWatch(Exception):
-    """A model folder has no production functions; the text says which are missing."""
+class NotOffered(Exception):
+    """The adapter or the runner lacks the ability that a gate needs; the text names it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +36,7 @@ class ProductionCall:
 
 
 class Watch(Protocol):
-    """What happens below a runner while it works, for phase 7.
-
-    Who is audited does not choose who watches: a watch comes from the toolkit by way of whoever starts the
-    audit, never from the runner or from the model's folder.
+    """What happens below a runner while it works.
 
     name: of the module with the production functions. replaced: those that are not the ones of its source.
     """
@@ -67,4 +68,4 @@ class Watch(Protocol):
 
 
 Watcher = Callable[[Path, ModuleType, Any], AbstractContextManager[Watch]]
-"""`(model folder, its adapter, its configuration)` -> a watch while it is entered. Raises NothingToWatch."""
+"""`(model folder, its adapter, its configuration)` -> a watch while it is entered. Raises NotOffered."""

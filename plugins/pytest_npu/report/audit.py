@@ -59,7 +59,7 @@ def _events(model: str, payload: Mapping[str, Any], started_at: float) -> Iterat
     }
     yield make_event("device", name="", label=payload["device"], details={})
     yield make_event("deployment", checkpoint=payload["checkpoint"], config={}, folder=None, variant=None)
-    test = {"nodeid": NODEID, "phase": PHASE, "worker": ""}
+    test: dict[str, Any] = {"nodeid": NODEID, "phase": PHASE, "worker": ""}
     yield make_event("collected", tests=[test])
     yield make_event("test_start", **test)
     yield make_event("record", nodeid=NODEID, kind="audit", payload=payload)

@@ -80,8 +80,8 @@ def _tables(payload: Mapping[str, Any]) -> Iterator[AuditTable]:
     yield AuditTable("Questions and answers", ("", "question", "evidence, or what is wrong"), tuple(findings))
     prompts = dicts(_dict(payload, "gate").get("prompts"))
     if prompts:
-        columns = ("prompt", "tokens", "first divergence", "verdict")
-        yield AuditTable("Token-set gate of the audit", columns, tuple(map(_prompt_row, prompts)))
+        head = ("prompt", "tokens", "first divergence", "verdict")
+        yield AuditTable("Token-set gate of the audit", head, tuple(map(_prompt_row, prompts)))
     rungs = dicts(payload.get("ladder"))
     if rungs:
         columns = ("rung", "status", "nearest to its limit", "measured", "limit")

@@ -138,9 +138,10 @@ def production_problems(ran: PromptRun, what: str, per_call: Any) -> list[str]:
         problems.append(f"{what}: no program was started on the device")
     returned = [call.result for call in ran.calls if call.function != "prepare_runtime"]
     for index, (token, row) in enumerate(zip(ran.tokens, ran.logits, strict=True)):
-        if index >= len(returned) or returned[index] is None:
+        answer = returned[index] if index < len(returned) else None
+        if answer is None:
             break
-        its_token, its_row = returned[index]
+        its_token, its_row = answer
         same = np.array_equal(np.asarray(its_row).astype(np.float32), row, equal_nan=True)
         if its_token != token or not same:
             problems.append(f"{what}: step {index} is not what the production function returned")

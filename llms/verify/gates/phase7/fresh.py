@@ -7,20 +7,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from llms.verify.contract.outcome import Outcome
 
 LIMIT_S = 1800
 
 
-@dataclass(frozen=True)
-class AuditOutcome:
-    """Verdict, payload of kind `audit` for the report, and the text of a failure (empty when it passed)."""
-
-    ok: bool
-    payload: dict[str, Any]
-    message: str
+class AuditOutcome(Outcome):
+    """The verdict of an audit."""
 
     @property
     def table(self) -> dict[str, Any]:
@@ -78,25 +74,33 @@ def in_fresh_process(
             told, errors = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s")
+            return AuditOutcome(
+                "audit", False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s"
+            )
     code = process.returncode
     if not result.is_file():
         said = (errors or told).strip()[-2000:]
-        return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit ended with exit code {code}: {said}")
+        return AuditOutcome(
+            "audit", False, {"verdict": "FAIL"}, f"the audit ended with exit code {code}: {said}"
+        )
     payload = json.loads(result.read_text(encoding="utf-8"))
     author = payload.get("environment", {}).get("process")
     if author != str(process.pid):
         text = (
             f"the report was written by process {author}, the audit is process {process.pid}: an earlier one"
         )
-        return AuditOutcome(False, {**payload, "verdict": "FAIL"}, text)
+        return AuditOutcome("audit", False, {**payload, "verdict": "FAIL"}, text)
     failed = [f for f in payload["findings"] if f["status"] == "FAIL"]
     lines = [
         f"{payload['model']}: {payload['verdict']}",
         *(f"  {f['question']} {f['evidence']}" for f in failed),
     ]
     ok = code == 0 and payload["verdict"] != "FAIL"
-    return AuditOutcome(ok, payload, "" if ok else "\n".join(lines))
+    return AuditOutcome("audit", ok, payload, "" if ok else "\n".join(lines))
+
+
+def _failed(message: str) -> AuditOutcome:
+    return AuditOutcome("audit", False, {"verdict": "FAIL"}, message)
 
 
 def for_options(folder: Path, options: Any) -> AuditOutcome:

@@ -22,7 +22,7 @@ _FOREIGN = ("transformers.modeling_utils", "transformers.models.auto.auto_factor
 _MODELLING = "transformers.models.{0}.modeling_{0}"
 _CONSTANTS = (bool, int, float, str, bytes, tuple, frozenset, dict)
 # What only somebody needs who wants to behave differently when he is watched.
-_SNIFFED = ("pytest", "_pytest", "llms.audit", "npu_deploy.audit", "llms.verify.gates.phase7")
+_SNIFFED = ("pytest", "_pytest", "llms.audit", "llms.verify.gates.phase7")
 _PREFIX, _OURS = "PYTEST", "PYTEST_NPU_"
 _LOOKED_UP = (("sys", "_getframe"), ("sys", "modules"), ("inspect", "currentframe"), ("inspect", "stack"))
 

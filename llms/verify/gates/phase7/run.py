@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llms.verify.contract.abilities import NothingToWatch
+from llms.verify.contract.abilities import NotOffered
 from llms.verify.gates.phase7.types import Audit, Setting
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _ask(request: AuditRequest, setting: Setting, adapter: Any, shipped: Snapsho
     prompts = opened.prompts(request.prompts)
     try:
         known = _ask_watched(audit, request, setting, adapter, shipped, opened, prompts)
-    except NothingToWatch as error:
+    except NotOffered as error:
         audit.add("production", "Does the runner call the model's production functions?", [str(error)], "")
         return audit
     if audit.ok:

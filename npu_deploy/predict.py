@@ -92,19 +92,13 @@ def predict_source(source: str, seq_len: int = describe.SEQ_LEN) -> Answer:
 def _own(sequence: Any, config: Any, seq_len: int) -> dict[str, float] | None:
     """TTFT and TPOT of a model folder's own programs, ms; None where a kernel has no registry row."""
     from kernel_registry.registry_lookup import UnmeasuredShape
-    from llms.llama_kernel_builder.llama_loop import bucket_for
-    from llms.verify.gates.phase7.expected import expected_time
-    from npu_twin import timing
+    from llms.llama_kernel_builder.deployment.predicted import predicted_time
 
     try:
-        rows = bucket_for(seq_len, config.max_position)
-        found = expected_time(sequence, config, rows, seq_len, recorded=False)
+        found = predicted_time(sequence, config, seq_len)
     except UnmeasuredShape:
         return None
-    return {
-        "ttft_ms": timing.host_op_us("tokenize") * 1e-3 + found.prefill_ms,
-        "tpot_ms": found.decode_ms,
-    }
+    return {"ttft_ms": found.ttft_ms, "tpot_ms": found.decode_ms}
 
 
 def _source(source: str) -> tuple[Any, Any]:

@@ -171,6 +171,15 @@ def _open_npu2() -> Driver:
     return Driver(NPU2, module, WallClock.label, WallClock())
 
 
+@contextmanager
+def timing_only() -> Iterator[Driver]:
+    """A twin beside the driver of this process that walks programs without computing: for predictions."""
+    from npu_twin import clock
+
+    with clock.timing_only():
+        yield _open_twin()
+
+
 _OPENERS = {TWIN: _open_twin, NPU2: _open_npu2}
 _current: Driver | None = None
 

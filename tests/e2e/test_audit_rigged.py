@@ -46,6 +46,12 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[a
         ("other_weights", "reference", "1 tensors differ from the checkpoint's"),
         ("patched_clock", "integrity", "TwinClock.now (now slow_now of verify_adapter.py)"),
         ("loose_limits", "integrity", "Limit.exceeded (now never of verify_adapter.py)"),
+        ("loose_kernels", "integrity", "llms.verify.reference.kernels.tolerances:_TOLERANCES"),
+        (
+            "loose_steps",
+            "integrity",
+            "gates.optimisation:judge_step (now lenient of verify_adapter.py)",
+        ),
         ("record", "production", "first run: run_npu_prefill was called 0 times"),
         ("f32_arithmetic", "reference", "of its logits are those of a bf16 model"),
         ("patched_production", "integrity", "run_npu_prefill is not the one of the source"),
@@ -73,7 +79,8 @@ def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
     assert {rung["status"] for rung in outcome.payload["ladder"]} == {"passed"}
     text = (tmp_path / "evaluation_report.md").read_text()
     for part in (
-        "# Evaluation of honest: PASS-with-warnings",
+        "# honest: PASS",
+        "## Independent audit: PASS-with-warnings",
         "| token-set gate | 1 of 1 prompts pass;",
         f"| ladder | {len(RUNGS)} of {len(RUNGS)} rungs pass; nearest to its limit: ",
         "| planted faults | 3 of 3 make the gates fail |",
@@ -82,10 +89,13 @@ def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
         "## Reproduce",
     ):
         assert part in text
-    assert len(text.split()) < 900
-    page = (tmp_path / "evaluation_report.html").read_text()
+    found = text[text.index("## Independent audit") : text.index("## Environment")]
+    assert len(found.split()) < 900  # to be read in two minutes
+    page = (tmp_path / "report.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "http" not in page
+    assert '<section id="audit">' in page
+    assert json.loads((tmp_path / "results.json").read_text())["verdict"] == "PASS"
     assert json.loads((tmp_path / "audit.json").read_text()) == outcome.payload
 
 

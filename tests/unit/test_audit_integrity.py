@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu.ledger import judging
 
 from llms.llama_kernel_builder import driver
-from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.llama_kernel_builder.deployment.watch import replaced_functions, watch
 from llms.qwen2 import qwen2_inference
 from llms.verify.contract import topk
 from llms.verify.gates.phase7 import integrity
-from llms.verify.gates.phase7.expected import expected_time
+from llms.verify.gates.phase7.types import Setting
 from llms.verify.ladder.thresholds import Thresholds
+from npu_deploy.audit import planted
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 MODELS = ("smollm2_135m", "qwen2", "qwen3_0_6b", "llama32_1b")
@@ -21,8 +24,9 @@ MODELS = ("smollm2_135m", "qwen2", "qwen3_0_6b", "llama32_1b")
 
 @pytest.fixture(scope="module")
 def shipped() -> integrity.Snapshot:
-    driver.select("twin")
-    return integrity.Snapshot.take(("qwen2",))
+    device = driver.select("twin")
+    setting = Setting(device.label, device.clock, watch, planted, judging.judging_modules, judging.data_files)
+    return integrity.Snapshot.take(setting, ("qwen2",))
 
 
 def test_nothing_was_replaced(shipped: integrity.Snapshot) -> None:
@@ -50,6 +54,43 @@ def test_a_replaced_method(shipped: integrity.Snapshot, monkeypatch: pytest.Monk
 def test_another_constant(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topk, "K", 50)
     assert shipped.changed() == ["llms.verify.contract.topk:K"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("llms.verify.gates.phase1.gate", "judge"),
+        ("llms.verify.gates.phase1.kernel_laws", "baseline"),
+        ("llms.verify.gates.optimisation", "compare_logits"),
+        ("llms.verify.gates.measure", "judge"),
+        ("llms.verify.gates.phase6.performance", "first_token"),
+        ("llms.checkpoints", "load_tensors"),
+        ("llms.verify.reference.kernels.tolerances", "tolerance"),
+        ("llms.verify.reference.kernels.references", "reference_output"),
+        ("kernel_registry.registry_lookup", "rows"),
+    ],
+)
+def test_the_judges_of_every_phase(
+    shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    def lenient(*args: Any) -> None:
+        """Passes everything."""
+
+    monkeypatch.setattr(f"{module}.{name}", lenient)
+    assert shipped.changed() == [f"{module}:{name} (now lenient of test_audit_integrity.py)"]
+
+
+def test_another_limit_on_the_disk(
+    shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in judging.PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", *MODELS)
+        shutil.copytree(LLMS.parent / name, tmp_path / name, ignore=ignored)
+    monkeypatch.setattr(judging, "ROOT", tmp_path)
+    assert shipped.changed() == []
+    path = tmp_path / "llms" / "verify" / "ladder" / "thresholds.json"
+    path.write_text(path.read_text().replace('"value": 0', '"value": 9'))
+    assert shipped.changed() == ["<llms/verify/ladder/thresholds.json>"]
 
 
 def test_another_default(shipped: integrity.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,27 +126,13 @@ def test_code_that_watches(code: str, what: str, tmp_path: Path) -> None:
 
 def test_a_patched_production_function(monkeypatch: pytest.MonkeyPatch) -> None:
     path = LLMS / "qwen2" / "qwen2_inference.py"
-    assert integrity.patched_production(qwen2_inference, path) == []
+    assert replaced_functions(qwen2_inference, path) == []
 
     def another(*args: Any) -> None:
         """Not the source's."""
 
     monkeypatch.setattr(qwen2_inference, "run_npu_decode_step", another)
-    assert integrity.patched_production(qwen2_inference, path) == [
+    assert replaced_functions(qwen2_inference, path) == [
         "qwen2_inference.py: run_npu_decode_step is not the one of the source (now another of "
         "test_audit_integrity.py)"
     ]
-
-
-def test_expected_time_follows_layers_and_traffic() -> None:
-    """Twice the layers cost nearly twice the time; what the host looks at is read once."""
-    config = ModelConfig.from_hf_folder(LLMS / "qwen2" / "tiny")
-    plain = expected_time(qwen2_inference.SEQUENCE, config, 128, 40, recorded=False)
-    seen = expected_time(qwen2_inference.SEQUENCE, config, 128, 40)
-    # embedding in twice (x and residual), K and V out of each layer, last output, head in and out
-    assert plain.prefill_transfers == 2 + 2 * config.n_layers + 1 + 1 + 1
-    assert seen.prefill_transfers == plain.prefill_transfers + config.n_layers - 1
-    assert seen.prefill_ms > plain.prefill_ms
-    assert seen.decode_ms == plain.decode_ms
-    longer = expected_time(qwen2_inference.SEQUENCE, config, 256, 40)
-    assert longer.prefill_ms > seen.prefill_ms

@@ -15,7 +15,7 @@ from npu_deploy import documents, folders, run, status
 from npu_deploy.documents import PhaseResult
 from npu_deploy.errors import GATE_FAILED, NOTHING_RAN, OK, PRECONDITION, DeployError
 
-PARTS = ledger.Identity("p" * 16, "w" * 16, "a" * 16, "t" * 16, "g" * 16)
+PARTS = ledger.Identity("p" * 16, "w" * 16, "a" * 16, "t" * 16, "g" * 16, "n" * 16)
 
 
 def entry(phase: int, verdict: str = "PASS", identity: ledger.Identity = PARTS) -> ledger.Entry:

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu.ledger import judging, verdicts
 from pytest_npu.ledger import store as ledger
-from pytest_npu.ledger import verdicts
 from pytest_npu.report.model import RunReport
 from typer.testing import CliRunner
 
+from kernel_registry import registry_lookup
 from llms.verify.contract.models import read_folder
 from npu_deploy.cli import app
 from npu_deploy.errors import DeployError
 from npu_deploy.new import new_model
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
-CODE = ("llama_kernel_builder", "verify")
 
 
 @dataclass
 class Deployed:
-    """A model folder of its own, its checkpoint, and a copy of the shared code that its hash covers."""
+    """A model folder of its own, its checkpoint, and a copy of the packages that its hash covers."""
 
     folder: Path
     checkpoint: Path
@@ -62,12 +62,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def deployed(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
-    folder, shared = made / "thing_with_verdicts", tmp_path / "llms"
-    for name in CODE:
-        shutil.copytree(LLMS / name, shared / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in LLMS.glob("*.py"):
-        shutil.copy2(path, shared / path.name)
-    monkeypatch.setattr(ledger, "ROOT", shared)
+    folder, shared = made / "thing_with_verdicts", tmp_path / "shared"
+    models = [path.parent.name for path in LLMS.glob("*/verify_adapter.py")]
+    for name in judging.PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", *models)
+        shutil.copytree(LLMS.parent / name, shared / name, ignore=ignored)
+    monkeypatch.setattr(judging, "ROOT", shared)
+    monkeypatch.setattr(registry_lookup, "PACKAGED", shared / "kernel_registry")
     ledger.path_of(read_folder(folder)).unlink(missing_ok=True)
     time.sleep(0.02)  # what was just copied is older than the run
     return Deployed(folder, made / "weights", shared)
@@ -93,9 +94,16 @@ def test_a_phase_on_its_own_is_out_of_order(deployed: Deployed) -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ("shared/llama_kernel_builder/host_ops.py", "toolkit"),
-        ("shared/session.py", "toolkit"),
-        ("shared/verify/topk.py", "gates"),
+        ("shared/llms/llama_kernel_builder/host_ops.py", "toolkit"),
+        ("shared/llms/llama_kernel_builder/deployment/session.py", "toolkit"),
+        ("shared/llms/verify/contract/topk.py", "gates"),
+        ("shared/llms/verify/ladder/thresholds.json", "gates"),
+        ("shared/llms/verify/contract/prompt_sets/instruct.txt", "gates"),
+        ("shared/llms/checkpoints/_tensors.py", "gates"),
+        ("shared/llms/verify/gates/phase7/checks.py", "gates"),
+        ("shared/llms/verify/gates/optimisation.py", "gates"),
+        ("shared/llms/verify/reference/kernels/tolerances.py", "gates"),
+        ("shared/npu_twin/data/timing_parameters.json", "twin"),
         ("folder/thing_with_verdicts_prefill.py", "adapter"),
         ("folder/tests/test_phase2_block.py", "adapter"),
     ],
@@ -113,6 +121,36 @@ def test_a_verdict_is_stale_after_a_change_of_code(deployed: Deployed, change: s
     assert deployed.states()[0] == ("holds", [])
 
 
+def test_every_judging_file_counts(deployed: Deployed) -> None:
+    """Each source and data file that judges is edited in the copy: its part of the hash changes, no other."""
+    before = ledger.code_digests(deployed.folder)
+    silent = []
+    files = judging.judging_files()
+    for part, path in ((part, path) for part, paths in files.items() for path in paths):
+        assert path.is_relative_to(deployed.shared)
+        text = path.read_bytes()
+        path.write_bytes(text + b" ")
+        now = ledger.code_digests(deployed.folder)
+        path.write_bytes(text)
+        if [name for name in now if now[name] != before[name]] != [part]:
+            silent.append(path)
+    assert not silent
+    assert {path.suffix for paths in files.values() for path in paths} == {".py", ".json", ".txt"}
+
+
+def test_a_verdict_is_stale_after_a_change_of_a_published_figure(deployed: Deployed) -> None:
+    deployed.keep({0: "PASS"})
+    path = deployed.shared / "kernel_registry" / "details" / "gemm.json"
+    table = json.loads(path.read_text())
+    row = next(row for row in table["rows"] if row["provenance"] == "published-silicon")
+    row["used_by"] = [*row.get("used_by", ()), "another_model"]
+    path.write_text(json.dumps(table))
+    assert deployed.states()[0] == ("holds", [])
+    row["figures"]["mean_rel_L1"] = 1.0
+    path.write_text(json.dumps(table))
+    assert deployed.states()[0] == ("stale", ["gates"])
+
+
 def test_a_verdict_is_stale_after_a_change_of_weights(deployed: Deployed) -> None:
     deployed.keep({0: "PASS"})
     path = deployed.checkpoint / "model.safetensors"
@@ -125,7 +163,7 @@ def test_a_verdict_is_stale_after_a_change_of_weights(deployed: Deployed) -> Non
 
 
 def test_code_that_changed_during_the_run_leaves_no_verdict(deployed: Deployed) -> None:
-    path = deployed.shared / "verify" / "topk.py"
+    path = deployed.shared / "llms" / "verify" / "contract" / "topk.py"
     later = time.time() + 5
     os.utime(path, (later, later))
     with pytest.raises(DeployError, match=r"gates changed during the run \(topk.py\)"):

@@ -65,9 +65,13 @@ class Generation:
         return 1.0 / self.tpot_s if self.tpot_s else 0.0
 
 
+ARTEFACTS_ENV = "PYTEST_NPU_ARTEFACTS"
+
+
 def artefact_folder(model: str) -> Path:
-    """Where the compiled ELFs of a model are kept."""
-    return cache_root() / "artefacts" / model
+    """Where the compiled ELFs of a model are kept: in `$PYTEST_NPU_ARTEFACTS`, else in the cache."""
+    root = os.environ.get(ARTEFACTS_ENV)
+    return (Path(root) if root else cache_root() / "artefacts") / model
 
 
 def compile_all(

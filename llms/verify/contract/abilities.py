@@ -8,12 +8,18 @@ A gate asks with :func:`needed`, or with :func:`offered` where it can do without
 * ``performance(tokenise, n_tokens) -> Performance`` of the runner: the performance tests of phase 6
 * ``decode_step_probed``, ``kv_cache``, ``prompt_limits``, ``device_arithmetic`` of the runner: the ladder
 * ``kernel_bench(folder) -> KernelBench`` of the adapter: phase 1
+* ``watch(folder, adapter, config) -> Watch`` of the toolkit: phase 7. It is handed in by whoever starts the
+  audit, as who is audited does not choose who watches.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from llms.verify.contract.kernel_case import KernelCase
@@ -197,3 +203,50 @@ class KernelBench(Protocol):
         ``inputs`` by operand name, bf16, as :func:`llms.verify.reference.kernels.make_inputs` makes them.
         """
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class ProductionCall:
+    """One call of a production function: its name, (token, logits [vocab]) if it returned some, and how many
+    programs were started on the device inside.
+    """
+
+    function: str
+    result: tuple[int, Array] | None
+    started: int
+
+
+class Watch(Protocol):
+    """What happens below a runner while it works.
+
+    name: of the module with the production functions. replaced: those that are not the ones of its source.
+    """
+
+    name: str
+    replaced: tuple[str, ...]
+
+    def take(self) -> tuple[Sequence[ProductionCall], Counter[str]]:
+        """Calls of production functions, and programs started by name, since the last `take`."""
+        ...
+
+    def programs_per_call(self, length: int) -> Mapping[str, int] | None:
+        """Programs that one call must start, by function, for `length` prompt tokens; None: not offered."""
+        ...
+
+    def compiled_length(self, length: int) -> int:
+        """Rows that the prefill of a prompt of `length` tokens computes."""
+        ...
+
+    def predicted_ms(self, length: int) -> Mapping[str, float]:
+        """Milliseconds that a `prefill` of `length` tokens and a `decode step` behind it should take."""
+        ...
+
+    def generate(
+        self, checkpoint: Any, tokenizer: Any, ids: Sequence[int], n_tokens: int
+    ) -> tuple[int, ...] | None:
+        """Tokens that the product generates, on the way that its command line takes; None: not offered."""
+        ...
+
+
+Watcher = Callable[[Path, ModuleType, Any], AbstractContextManager[Watch]]
+"""`(model folder, its adapter, its configuration)` -> a watch while it is entered. Raises NotOffered."""

@@ -9,11 +9,9 @@ there, times a margin, is the limit. No fault of the device can move it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from llms.verify.ladder.rungs import Pair, cache_check, plain_reference, teacher
 from llms.verify.ladder.stats import kl
 from llms.verify.ladder.thresholds import POOLED, Limit, Thresholds, alike, floor_of
 from llms.verify.reference.arithmetic import DeviceArithmetic
+from llms.verify.reference.cache import source_hash
 from llms.verify.reference.matched import MatchedReference
 from llms.verify.reference.runner import ReferenceRunner
 
@@ -52,6 +51,21 @@ FLOORS = {
     "teacher_forced.kl_prefill": 2e-3,
     "teacher_forced.tie_ulps": 4.0,
 }
+# What a measured value depends on. The reference and its arithmetic are in the key of each run already.
+MEASURED_BY = (
+    "llms.verify.contract.records",
+    "llms.verify.contract.topk",
+    "llms.verify.gates.phase6.diagnosis",
+    "llms.verify.ladder.calibration",
+    "llms.verify.ladder.device",
+    "llms.verify.ladder.edges",
+    "llms.verify.ladder.forced",
+    "llms.verify.ladder.layers",
+    "llms.verify.ladder.rungs",
+    "llms.verify.ladder.stats",
+    "llms.verify.ladder.types",
+    "llms.verify.reference.runner",
+)
 
 
 class Calibration:
@@ -204,7 +218,4 @@ def _floor(statistic: str) -> float:
 @lru_cache(maxsize=1)
 def _procedures_hash() -> str:
     """SHA-256 (hex) over the source of the procedures that measure."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return source_hash(MEASURED_BY)

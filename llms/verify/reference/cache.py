@@ -8,11 +8,12 @@ cut.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,28 @@ class ReferenceCache:
             with suppress(OSError):
                 if time.time() - part.stat().st_mtime > _STALE_SECONDS:
                     part.unlink()
+
+
+def source_hash(modules: Sequence[str]) -> str:
+    """SHA-256 (hex) over the source of modules; a package counts with all its own modules.
+
+    They are named, not looked for by a pattern, so that a moved file makes an error, not a key that never
+    changes again. Nothing is imported but the packages they lie in. Raises ValueError for no modules at all,
+    ModuleNotFoundError for one that does not exist.
+    """
+    if not modules:
+        raise ValueError("a cache key over no source would accept every old entry; name the modules")
+    digest = hashlib.sha256()
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(
+                f"{name}, whose source is part of a cache key, does not exist", name=name
+            )
+        origin = Path(spec.origin)
+        for path in sorted(origin.parent.glob("*.py")) if spec.submodule_search_locations else [origin]:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def key_hash(key: Mapping[str, Any]) -> str:

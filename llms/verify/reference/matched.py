@@ -7,11 +7,9 @@ fault. See :mod:`llms.verify.reference.matched_model` for what is injected and w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,11 @@ from llms.checkpoints import Checkpoint
 from llms.verify.contract.records import Array, frozen_copy
 from llms.verify.contract.topk import N_TOKENS
 from llms.verify.reference.arithmetic import DeviceArithmetic
-from llms.verify.reference.cache import ReferenceCache, key_hash
+from llms.verify.reference.cache import ReferenceCache, key_hash, source_hash
 from llms.verify.reference.hf import load_hf_model
 
 FORMAT_VERSION = 1
+_IMPLEMENTATION = ("llms.verify.reference.arithmetic", "llms.verify.reference.matched_model")
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,11 +188,7 @@ class MatchedReference:
 @lru_cache(maxsize=1)
 def implementation_hash() -> str:
     """SHA-256 (hex) over the source of the arithmetic and of its injection."""
-    folder = Path(__file__).resolve().parent
-    digest = hashlib.sha256()
-    for path in (*sorted((folder / "arithmetic").glob("*.py")), folder / "matched_model.py"):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return source_hash(_IMPLEMENTATION)
 
 
 def _first_largest(logits: Array) -> int:

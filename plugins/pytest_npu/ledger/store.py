@@ -1,8 +1,9 @@
 """The gate ledger of a model: each verdict with the hash of what it judged, one JSON object per line.
 
-A verdict holds for its hash only. The hash has five parts, so that `npu-deploy status` can say what changed:
-programs (every ELF with its tiles), weights, adapter (the code and tests of the model's folder), toolkit
-(kernel builder and host runtime), gates (`llms.verify`).
+A verdict holds for its hash only. The hash has six parts, so that `npu-deploy status` can say what changed:
+programs (every ELF with its tiles), weights, adapter (the code and tests of the model's folder), and what
+:mod:`pytest_npu.ledger.judging` lists as gates (with their limits, prompts and published figures), toolkit
+(kernel builder and host runtime) and twin.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llms.verify.contract.models import ROOT, ModelFolder
+from llms.verify.contract.models import ModelFolder
 from npu_deploy import folders
 from npu_deploy.errors import BAD_CHECKPOINT, PRECONDITION, DeployError
+from pytest_npu.ledger import judging
 
 if TYPE_CHECKING:
     from llms.verify.contract.deployment import Deployment
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 VERSION = 1
 FILE = "ledger.jsonl"
 PASS = "PASS"
-# Modules beside the host runtime that judge nothing.
-_COMMANDS = ("cli.py", "models.py", "inference_cli.py")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Identity:
     adapter: str
     toolkit: str
     gates: str
+    twin: str
 
     @property
     def hash(self) -> str:
@@ -139,28 +140,26 @@ def identity_of(deployment: Deployment) -> Identity:
     try:
         weights = deployment.checkpoint.content_hash
         programs = _programs(deployment)
+        rows = judging.judging_rows(deployment.name)
     except (CheckpointError, ToolkitError) as error:
         raise DeployError(f"{deployment.name}: {error}", BAD_CHECKPOINT) from error
-    except LookupError as error:  # a shape that the registry does not know
+    except LookupError as error:  # a shape that the registry does not know, or a damaged one
         raise DeployError(f"{deployment.name}: {error}", PRECONDITION) from error
-    code = judged_code(folder)
-    return Identity(
-        programs=_digest(programs),
-        weights=weights[:16],
-        adapter=_code(code["adapter"], folder),
-        toolkit=_code(code["toolkit"], ROOT),
-        gates=_code(code["gates"], ROOT),
-    )
+    code = code_digests(folder)
+    code["gates"] = _digest([code["gates"], *rows])
+    return Identity(programs=_digest(programs), weights=weights[:16], **code)
+
+
+def code_digests(folder: Path) -> dict[str, str]:
+    """Digests of the files of :func:`judged_code`, by part of the hash."""
+    roots = {"adapter": folder}
+    return {part: _code(paths, roots.get(part, judging.ROOT)) for part, paths in judged_code(folder).items()}
 
 
 def judged_code(folder: Path) -> dict[str, list[Path]]:
-    """Source files that a verdict of the model in `folder` depends on, by part of the hash."""
-    host = [path for path in sorted(ROOT.glob("*.py")) if path.name not in _COMMANDS]
-    return {
-        "adapter": sorted([*folder.glob("*.py"), *folder.glob("tests/*.py")]),
-        "toolkit": [*sorted((ROOT / "llama_kernel_builder").rglob("*.py")), *host],
-        "gates": sorted((ROOT / "verify").rglob("*.py")),
-    }
+    """Files that a verdict of the model in `folder` depends on, by part of the hash."""
+    shared = {part: list(paths) for part, paths in judging.judging_files().items()}
+    return {"adapter": sorted([*folder.glob("*.py"), *folder.glob("tests/*.py")]), **shared}
 
 
 def _programs(deployment: Deployment) -> list[str]:

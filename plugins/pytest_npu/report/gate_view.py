@@ -58,7 +58,7 @@ def rungs(report: RunReport) -> list[Rung]:
     found = [
         _rung(_phase_of(report, record), rung)
         for record in report.records_of("ladder")
-        for rung in _dicts(record["payload"].get("rungs"))
+        for rung in dicts(record["payload"].get("rungs"))
     ]
     return sorted(found, key=lambda rung: 99 if rung.phase is None else rung.phase)
 
@@ -70,7 +70,7 @@ def _phase_of(report: RunReport, record: Mapping[str, Any]) -> int | None:
 
 def _rung(phase: int | None, entry: Mapping[str, Any]) -> Rung:
     name, status = str(entry.get("name")), str(entry.get("status"))
-    statistics = [_statistic(measured, name) for measured in _dicts(entry.get("measured"))]
+    statistics = [_statistic(measured, name) for measured in dicts(entry.get("measured"))]
     judged = [one for one in statistics if one.share is not None]
     return Rung(
         phase,
@@ -105,8 +105,8 @@ def cache_limits(report: RunReport, nodeid: Any) -> dict[str, float]:
         names[entry["statistic"]]: limit
         for ladder in report.records_of("ladder")
         if ladder.get("nodeid") == nodeid
-        for rung in _dicts(ladder["payload"].get("rungs"))
-        for entry in _dicts(rung.get("measured"))
+        for rung in dicts(ladder["payload"].get("rungs"))
+        for entry in dicts(rung.get("measured"))
         if entry.get("statistic") in names and (limit := number(entry.get("limit"))) is not None
     }
 
@@ -116,7 +116,7 @@ def divergence_plot(report: RunReport) -> LinePlot | None:
     records = report.records_of("teacher_forced")
     if not records:
         return None
-    prompts = _dicts(records[-1]["payload"].get("prompts"))
+    prompts = dicts(records[-1]["payload"].get("prompts"))
     return step_plot([(f"prompt {prompt.get('index')}", prompt.get("kl") or []) for prompt in prompts])
 
 
@@ -160,7 +160,7 @@ def _block_table(report: RunReport) -> Iterator[_Table]:
                 _digits(row.get("max_abs"), 3),
                 "OK" if row.get("ok") else "FAIL",
             ]
-            for row in _dicts(payload.get("rows"))
+            for row in dicts(payload.get("rows"))
         ]
         note = (
             f"Limits: cosine {limits.get('whole')}, worst position {limits.get('position')} "
@@ -182,7 +182,7 @@ def _block_table(report: RunReport) -> Iterator[_Table]:
 def _optimisation_tables(report: RunReport) -> Iterator[_Table]:
     for record in report.records_of("optimisation"):
         payload = record["payload"]
-        steps = _dicts(payload.get("steps"))
+        steps = dicts(payload.get("steps"))
         if not steps:
             continue
         section = str(payload.get("section"))
@@ -218,17 +218,18 @@ def _length_table(report: RunReport) -> Iterator[_Table]:
             f"accepted, compiled length {row.get('limit')}",
             _short(row.get("kl")),
         ]
-        for row in _dicts(payload.get("lengths"))
+        for row in dicts(payload.get("lengths"))
     ]
     rows += [
         [f"{row.get('call')} at {row.get('length')}", f"refused: {row.get('error')}", ""]
-        for row in _dicts(payload.get("refusals"))
+        for row in dicts(payload.get("refusals"))
     ]
     if rows:
         yield "Length limits", "", ["length", "outcome", "KL to the reference"], rows
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """The entries of a list that are objects."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_npu.core.constants import DEVICE_LABELS, NO_MODEL, TWIN
 
-from . import gate_view, view
+from . import audit_view, gate_view, view
 from .model import RunReport
 from .plots import number
 
@@ -92,6 +92,8 @@ def render_report(report: RunReport, run: str) -> str:
             rungs=gate_view.rungs(report),
             divergence=gate_view.divergence_plot(report),
             tables=view.tables(report),
+            audits=audit_view.audits(report),
+            status_css=audit_view.status_css,
             kinds=[kind for kind in _KINDS if kind[0] in used],
             other_records=view.other_records(report),
             environment=view.environment_rows(report),

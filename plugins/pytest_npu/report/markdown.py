@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import view
+from . import audit_view, view
 from .model import RunReport
 from .plots import number
 from .timing import timing_of
@@ -60,6 +60,7 @@ def render_markdown(report: RunReport, run: str) -> str:
         + _gate_lines(report)
         + _diagnosis_lines(report)
         + _time_lines(report)
+        + _audit_lines(report)
     )
     for table in view.tables(report):
         lines += [f"## {_cell(table.title)}", "", table.note, ""]
@@ -67,7 +68,7 @@ def render_markdown(report: RunReport, run: str) -> str:
     lines += ["## Environment", ""]
     lines += _table(("", ""), list(view.environment_rows(report)))
     lines += ["## Do it again", ""]
-    lines += _block(" ".join(["pytest", *map(str, report.session.get("argv") or [])]))
+    lines += _block(view.command(report))
     return "\n".join(lines)
 
 
@@ -121,6 +122,19 @@ def _gate_lines(report: RunReport) -> list[str]:
             "reason",
         )
         lines += _table(head, rows)
+    return lines
+
+
+def _audit_lines(report: RunReport) -> list[str]:
+    lines = []
+    for audit in audit_view.audits(report):
+        lines += [f"## Independent audit: {audit.verdict}", "", audit.meaning, ""]
+        for table in audit.tables:
+            lines += [f"### {table.title}", ""] if table.title else []
+            lines += _table(table.columns, list(table.rows))
+        if audit.not_shown:
+            lines += ["### What this does not show", "", *(f"- {text}" for text in audit.not_shown), ""]
+        lines += ["### Reproduce", "", *_block("\n".join(audit.commands)), audit.environment, ""]
     return lines
 
 

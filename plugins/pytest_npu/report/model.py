@@ -295,6 +295,7 @@ RECORD_LISTS: dict[str, tuple[str, ...]] = {
     "profile": ("breakdown",),
     "table": ("rows",),
     "comparison": ("rows",),
+    "audit": ("findings", "ladder"),
     **dict.fromkeys(("benchmark", "phase0", "phase1", "block", "optimisation", "limits"), ()),
 }
 

@@ -119,6 +119,12 @@ def headline(report: RunReport) -> str:
     return f"First problem: {worst.name}: {worst.reason}" if worst.reason else f"First problem: {worst.name}"
 
 
+def command(report: RunReport) -> str:
+    """The command line that makes this run again."""
+    session = report.session
+    return str(session.get("command") or " ".join(["pytest", *map(str, session.get("argv") or [])]))
+
+
 def figures(report: RunReport) -> list[Figure]:
     """Key figures in the order a reader asks for them."""
     found = []
@@ -475,7 +481,7 @@ def environment_rows(report: RunReport) -> list[tuple[str, str]]:
             "packages",
             ", ".join(f"{name} {version}" for name, version in (session.get("versions") or {}).items()),
         ),
-        ("command", " ".join(["pytest", *map(str, session.get("argv") or [])])),
+        ("command", command(report)),
         ("options", ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)),
         ("model config", ", ".join(f"{k} {v}" for k, v in (report.deployment.get("config") or {}).items())),
         ("exit status", "" if report.exit_status is None else str(report.exit_status)),

@@ -7,18 +7,16 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llms.llama_kernel_builder.driver import current
 from llms.verify.contract import topk
+from llms.verify.contract.abilities import ProductionCall, Watch
 from llms.verify.contract.records import DecodeStepRecord, PrefillRecord
 from llms.verify.contract.topk import TokenStep, TokenTrace
 from llms.verify.gates.phase6 import gate as gates
-from llms.verify.gates.phase7.call_recorder import Ledger, Production, programs_per_call
-from llms.verify.gates.phase7.types import Audit
+from llms.verify.gates.phase7.types import Audit, DeviceClock
 
 if TYPE_CHECKING:
     from llms.checkpoints import Checkpoint
@@ -32,10 +30,9 @@ Array = np.ndarray[Any, Any]
 GATE_K, GATE_TOKENS = 5, 32
 STEPS = 6
 MADE_UP_TOKENS = 19
-# Times of the published models are predicted within 11 % (npu_twin.timing). The prediction from a
-# deployment's own programs and host traffic (expected.py) was held against the twin on four tiny models,
-# SmolLM2-135M and twelve made-up ones: a decode step takes 1.00 times as long, a prefill 0.94 to 1.00
-# times. A factor of two leaves room for silicon and a busy host.
+# Times of the published models are predicted within 11 % (npu_twin.timing). The prediction is that of the
+# deployment's own loop, which a clean twin follows to about 1 %. A factor of two leaves room for silicon and
+# a busy host.
 TIME_FACTOR = 2.0
 # Peak of the memory that an NPU2 shares with its CPU: 128 bit LPDDR5X at 8000 MT/s. No decode step reads its
 # weights faster.
@@ -48,22 +45,24 @@ FAULTS = ("norm_plus_one", "layer_skipped", "nan_at_step_3")
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class PromptRun:
     """One prompt through the runner, with what was called and started meanwhile."""
 
     ids: tuple[int, ...]
     logits: tuple[Array, ...]
     tokens: tuple[int, ...]
-    calls: tuple[Production, ...]
+    calls: tuple[ProductionCall, ...]
     started: int
     ttft_s: float
     tpot_s: float
 
 
-def run_prompt(runner: Any, ids: Sequence[int], ledger: Ledger, steps: int = STEPS) -> Ran:
+def run_prompt(
+    runner: Any, ids: Sequence[int], watch: Watch, clock: DeviceClock, steps: int = STEPS
+) -> PromptRun:
     """Prefill and greedy decode steps, counted and timed on the device clock."""
-    now = current().clock.now
-    ledger.take()
+    now = clock.now
+    watch.take()
     begin = now()
     record = PrefillRecord.copy_of(runner.prefill(np.asarray(ids, np.int64)))
     first = now()
@@ -73,8 +72,8 @@ def run_prompt(runner: Any, ids: Sequence[int], ledger: Ledger, steps: int = STE
         logits.append(found.lm_head_logits)
         tokens.append(found.top1_token)
     last = now()
-    calls, started = ledger.take()
-    return Ran(
+    calls, started = watch.take()
+    return PromptRun(
         tuple(int(token) for token in ids),
         tuple(np.asarray(row).astype(np.float32) for row in logits),
         tuple(tokens),
@@ -120,7 +119,7 @@ def made_up(vocab: int) -> tuple[int, ...]:
 # -- (a) production code -----------------------------------------------------------------------------------
 
 
-def production_problems(ran: Ran, what: str, per_call: Any) -> list[str]:
+def production_problems(ran: PromptRun, what: str, per_call: Any) -> list[str]:
     """Why a run did not go through the model's production functions (empty: it did)."""
     problems = []
     steps = len(ran.tokens)
@@ -139,9 +138,10 @@ def production_problems(ran: Ran, what: str, per_call: Any) -> list[str]:
         problems.append(f"{what}: no program was started on the device")
     returned = [call.result for call in ran.calls if call.function != "prepare_runtime"]
     for index, (token, row) in enumerate(zip(ran.tokens, ran.logits, strict=True)):
-        if index >= len(returned) or returned[index] is None:
+        answer = returned[index] if index < len(returned) else None
+        if answer is None:
             break
-        its_token, its_row = returned[index]
+        its_token, its_row = answer
         same = np.array_equal(np.asarray(its_row).astype(np.float32), row, equal_nan=True)
         if its_token != token or not same:
             problems.append(f"{what}: step {index} is not what the production function returned")
@@ -150,16 +150,16 @@ def production_problems(ran: Ran, what: str, per_call: Any) -> list[str]:
 
 
 def check_production(
-    audit: Audit, runner: Any, prompt: EncodedPrompt, production: ModuleType, config: Any, ledger: Ledger
-) -> tuple[Ran, Ran] | None:
+    audit: Audit, runner: Any, prompt: EncodedPrompt, config: Any, watch: Watch, clock: DeviceClock
+) -> tuple[PromptRun, PromptRun] | None:
     """Known prompt, made-up prompt, known prompt again; returns the last two runs."""
     question = "Does the runner call the model's production functions, every time?"
-    per_call = programs_per_call(production, config, len(prompt))
+    per_call = watch.programs_per_call(len(prompt))
     problems: list[str] = []
     try:
-        first = run_prompt(runner, prompt.ids, ledger)
-        other = run_prompt(runner, made_up(config.vocab_size), ledger)
-        again = run_prompt(runner, prompt.ids, ledger)
+        first = run_prompt(runner, prompt.ids, watch, clock)
+        other = run_prompt(runner, made_up(config.vocab_size), watch, clock)
+        again = run_prompt(runner, prompt.ids, watch, clock)
     except Exception as error:
         audit.add("production", question, [f"the runner failed: {type(error).__name__}: {error}"], "")
         return None
@@ -174,7 +174,7 @@ def check_production(
     calls = sum(call.function != "prepare_runtime" for ran in (first, other, again) for call in ran.calls)
     started = first.started + other.started + again.started
     evidence = (
-        f"{calls} calls of run_npu_prefill and run_npu_decode_step of {production.__name__} for 3 prompts of "
+        f"{calls} calls of run_npu_prefill and run_npu_decode_step of {watch.name} for 3 prompts of "
         f"{len(first.tokens)} tokens; {started} programs started"
         + (
             f" ({per_call['run_npu_prefill']} per prefill, {per_call['run_npu_decode_step']} per decode step)"
@@ -187,35 +187,24 @@ def check_production(
     return other, again
 
 
-def check_product(audit: Audit, opened: Deployment, production: ModuleType, ran: Ran) -> None:
+def check_product(audit: Audit, opened: Deployment, watch: Watch, ran: PromptRun) -> None:
     """What a user of the command line gets is what the gates judge."""
-    from llms.llama_kernel_builder.deployment.session import Session
-
     question = "Does the product generate the tokens that the gates judge?"
-    if not hasattr(production, "SEQUENCE"):
+    tokens = watch.generate(opened.checkpoint, opened.tokenizer, ran.ids, len(ran.tokens))
+    if tokens is None:
         audit.add("product", question, ["not offered: no kernel sequence"], "", warn=True)
         return
-    session = Session(
-        production,
-        opened.checkpoint,
-        opened.tokenizer,
-        len(ran.ids) + len(ran.tokens),
-    )
-    try:
-        made = session.generate(lambda: ran.ids, len(ran.tokens), stop_at_eos=False)
-    finally:
-        session.close()
     problems = []
-    if made.tokens != ran.tokens:
-        problems.append(f"the product generates {list(made.tokens)}, the runner {list(ran.tokens)}")
-    audit.add("product", question, problems, f"{len(made.tokens)} tokens of a made-up prompt are equal")
+    if tokens != ran.tokens:
+        problems.append(f"the product generates {list(tokens)}, the runner {list(ran.tokens)}")
+    audit.add("product", question, problems, f"{len(tokens)} tokens of a made-up prompt are equal")
 
 
 # -- (b) reference -----------------------------------------------------------------------------------------
 
 
 def check_reference(
-    audit: Audit, opened: Deployment, reference: HFReference, prompt: EncodedPrompt, ledger: Ledger
+    audit: Audit, opened: Deployment, reference: HFReference, prompt: EncodedPrompt, watch: Watch
 ) -> None:
     """Hugging Face in bf16, from the very tensors that are deployed, without the device."""
     from llms.checkpoints import load_tensors
@@ -227,14 +216,14 @@ def check_reference(
         problems.append(
             f"the reference has another checkpoint: {theirs.label}, content {theirs.content_hash[:12]}"
         )
-    ledger.take()
+    watch.take()
     try:
         run = reference.run(prompt.ids, 2)
         model = reference.runner._model
     except Exception as error:
         audit.add("reference", question, [f"it cannot run: {type(error).__name__}: {error}"], "")
         return
-    calls, started = ledger.take()
+    calls, started = watch.take()
     if calls or started:
         problems.append(f"the reference started {sum(started.values())} programs on the device")
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})
@@ -395,19 +384,6 @@ def check_thresholds(audit: Audit, checkpoint: Checkpoint) -> None:
     audit.add("limits", question, problems, f"{evidence}that each must see ({len(faults)} different ones)")
 
 
-def _predicted(production: ModuleType, config: Any, bucket: int, tokens: int) -> dict[str, float]:
-    """Milliseconds; of the published flow where the production module does not show its kernel sequence."""
-    from llms.llama_kernel_builder.deployment.describe import speed
-    from llms.verify.gates.phase7.expected import expected_time
-
-    sequence = getattr(production, "SEQUENCE", None)
-    if sequence is None:
-        flow = speed(config, bucket)
-        return {"prefill": flow.ttft_ms, "decode step": flow.tpot_ms}
-    own = expected_time(sequence, config, bucket, tokens)
-    return {"prefill": own.prefill_ms, "decode step": own.decode_ms}
-
-
 def check_integrity(audit: Audit, changed: Sequence[str], looked_at: int) -> None:
     """Nothing that judges, measures or computes was replaced, and nothing looks at who is watching."""
     question = "Is the judging, timing and computing code the one that this tree ships?"
@@ -419,14 +395,16 @@ def check_integrity(audit: Audit, changed: Sequence[str], looked_at: int) -> Non
 # -- (d) time ----------------------------------------------------------------------------------------------
 
 
-def check_time(audit: Audit, ran: Ran, config: Any, production: ModuleType) -> None:
+def check_time(audit: Audit, ran: PromptRun, config: Any, watch: Watch) -> None:
     """Device time of a prefill and a decode step against prediction and against what memory allows."""
-    from llms.llama_kernel_builder.llama_loop import bucket_for
-
     question = "Is the time plausible for layers and tokens?"
-    bucket = bucket_for(len(ran.ids), config.max_position)
     measured = {"prefill": ran.ttft_s * 1e3, "decode step": ran.tpot_s * 1e3}
-    predicted = _predicted(production, config, bucket, len(ran.ids))
+    try:
+        bucket = watch.compiled_length(len(ran.ids))
+        predicted = watch.predicted_ms(len(ran.ids))
+    except Exception as error:
+        audit.add("time", question, [f"there is no prediction: {error}"], "")
+        return
     problems = []
     for name, ms in measured.items():
         ratio = ms / predicted[name] if predicted[name] else float("inf")

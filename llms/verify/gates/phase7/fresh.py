@@ -6,24 +6,21 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from llms.verify.contract.outcome import Outcome
 
 LIMIT_S = 1800
 
 
-@dataclass(frozen=True)
-class AuditOutcome:
-    """Verdict and payload of an audit; `message` tells a failure, `table` is a section of the report."""
-
-    ok: bool
-    payload: dict[str, Any]
-    message: str
+class AuditOutcome(Outcome):
+    """The verdict of an audit."""
 
     @property
     def table(self) -> dict[str, Any]:
-        """Payload of kind `table` for the HTML report."""
+        """The findings as a payload of kind `table`, which folders of earlier scaffolds record."""
         findings = self.payload.get("findings", [])
         return {
             "title": f"Independent audit: {self.payload.get('verdict', 'FAIL')}",
@@ -45,7 +42,10 @@ def in_fresh_process(
     ladder: bool = True,
     fault: str | None = None,
 ) -> AuditOutcome:
-    """Run `python -m llms.audit`; reports are in `out`. A process that dies is a failed audit."""
+    """Run `python -m llms.audit`, which leaves its report and `audit.json` in `out`.
+
+    A process that dies is a failed audit.
+    """
     command = [
         sys.executable,
         "-m",
@@ -65,7 +65,7 @@ def in_fresh_process(
     result.unlink(missing_ok=True)
     root = Path(__file__).resolve().parents[4]
     # the tree that this process runs comes first, wherever it was started
-    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(root), str(root / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -74,37 +74,46 @@ def in_fresh_process(
             told, errors = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s")
+            return AuditOutcome(
+                "audit", False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s"
+            )
     code = process.returncode
     if not result.is_file():
         said = (errors or told).strip()[-2000:]
-        return AuditOutcome(False, {"verdict": "FAIL"}, f"the audit ended with exit code {code}: {said}")
+        return AuditOutcome(
+            "audit", False, {"verdict": "FAIL"}, f"the audit ended with exit code {code}: {said}"
+        )
     payload = json.loads(result.read_text(encoding="utf-8"))
     author = payload.get("environment", {}).get("process")
     if author != str(process.pid):
         text = (
             f"the report was written by process {author}, the audit is process {process.pid}: an earlier one"
         )
-        return AuditOutcome(False, {**payload, "verdict": "FAIL"}, text)
+        return AuditOutcome("audit", False, {**payload, "verdict": "FAIL"}, text)
     failed = [f for f in payload["findings"] if f["status"] == "FAIL"]
     lines = [
         f"{payload['model']}: {payload['verdict']}",
         *(f"  {f['question']} {f['evidence']}" for f in failed),
     ]
     ok = code == 0 and payload["verdict"] != "FAIL"
-    return AuditOutcome(ok, payload, "" if ok else "\n".join(lines))
+    return AuditOutcome("audit", ok, payload, "" if ok else "\n".join(lines))
+
+
+def _failed(message: str) -> AuditOutcome:
+    return AuditOutcome("audit", False, {"verdict": "FAIL"}, message)
 
 
 def for_options(folder: Path, options: Any) -> AuditOutcome:
-    """The audit that a pytest run asks for; reports go to `<report folder>/<model>/`.
+    """The audit that a pytest run asks for; its record goes into the report of that run.
 
-    `options`: device, checkpoint, variant, planted fault and report folder of the plugin's `npu_options`.
+    `options`: device, checkpoint, variant and planted fault of the plugin's `npu_options`.
     """
-    return in_fresh_process(
-        folder,
-        out=options.report_dir / folder.name,
-        npu=options.npu,
-        checkpoint=options.checkpoint,
-        choice=options.model,
-        fault=getattr(options, "fault", None),
-    )
+    with tempfile.TemporaryDirectory(prefix="npu-audit-") as out:
+        return in_fresh_process(
+            folder,
+            out=Path(out),
+            npu=options.npu,
+            checkpoint=options.checkpoint,
+            choice=options.model,
+            fault=getattr(options, "fault", None),
+        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from llms.verify.contract.abilities import Watch
 from llms.verify.gates.phase6 import gate as gates
-from llms.verify.gates.phase7.call_recorder import Ledger
 from llms.verify.gates.phase7.checks import FAULTS, GATE_K, GATE_TOKENS
 from llms.verify.gates.phase7.types import Audit
 from llms.verify.ladder.climbing import Ladder
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FAULT_TOKENS = 8
 
 
-class Remembered:
+class ReferenceRuns:
     """Runs of the reference that this audit has computed, so that each is computed once."""
 
     def __init__(self, reference: HFReference) -> None:
@@ -42,19 +43,19 @@ class Remembered:
 def check_gate(
     audit: Audit,
     opened: Deployment,
-    reference: Remembered,
+    reference: ReferenceRuns,
     prompts: Sequence[EncodedPrompt],
-    ledger: Ledger,
+    watch: Watch,
 ) -> None:
     """The token-set gate on the production path, with the calls that it makes."""
     question = "Does the token-set gate pass without caches?"
-    ledger.take()
+    watch.take()
     try:
         outcome = gates.topk_gate(opened, reference, prompts)  # type: ignore[arg-type]
     except Exception as error:
         audit.add("gate", question, [f"it ends in {type(error).__name__}: {error}"], "")
         return
-    calls, _ = ledger.take()
+    calls, _ = watch.take()
     payload = outcome.payload
     audit.gate = payload
     problems = list(payload["reasons"]) if not outcome.ok else []
@@ -85,16 +86,18 @@ def check_gate(
 
 
 def check_faults(
-    audit: Audit, reopen: Callable[[], Deployment], reference: Remembered, prompt: EncodedPrompt
+    audit: Audit,
+    reopen: Callable[[], Deployment],
+    reference: ReferenceRuns,
+    prompt: EncodedPrompt,
+    plant: Callable[[str], AbstractContextManager[Any]],
 ) -> None:
     """Three faults of the catalogue, each planted in a new deployment: the gates must fail."""
-    from npu_twin import faults
-
     question = "Do the gates fail when the deployment is wrong?"
     problems, seen = [], []
     for name in FAULTS:
         try:
-            with faults.find(name).plant():
+            with plant(name):
                 by = _who_sees(reopen(), reference, prompt)
         except Exception as error:
             by = f"an error ({type(error).__name__})"
@@ -106,7 +109,7 @@ def check_faults(
     audit.add("faults", question, problems, "; ".join(seen))
 
 
-def _who_sees(opened: Deployment, reference: Remembered, prompt: EncodedPrompt) -> str | None:
+def _who_sees(opened: Deployment, reference: ReferenceRuns, prompt: EncodedPrompt) -> str | None:
     try:
         if not gates.topk_gate(opened, reference, [prompt]).ok:  # type: ignore[arg-type]
             return "token-set gate"
@@ -142,7 +145,7 @@ def _nearest(rung: RungResult) -> dict[str, Any] | None:
 
 
 def check_ladder(
-    audit: Audit, opened: Deployment, reference: Remembered, prompts: Sequence[EncodedPrompt]
+    audit: Audit, opened: Deployment, reference: ReferenceRuns, prompts: Sequence[EncodedPrompt]
 ) -> None:
     """All rungs again; the last prompt is made up, so that no answer to it can be known in advance."""
     question = "Does the ladder pass without caches, a made-up prompt included?"

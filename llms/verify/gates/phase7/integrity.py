@@ -1,32 +1,23 @@
 """Is what judges, measures and computes still what this tree ships, after a model's code has run?
 
-A snapshot of every function, method and constant of the judging packages is taken before the adapter is
-imported, and compared afterwards. Whoever replaces one (a wider k, a patched clock, a looser limit, a
-reference in another dtype) is named. The production functions are compared with a second import of their own
-source.
+A snapshot of every function, method, constant and data file that the setting of the audit lists is taken
+before the adapter is imported, and compared afterwards. Whoever replaces one (a wider k, a patched clock, a
+looser limit, a reference in another dtype) is named.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from llms.verify.gates.phase7.call_recorder import FUNCTIONS, load_production
+from llms.verify.gates.phase7.types import Setting
 
-_PACKAGES = ("llms.verify", "llms.verify.gates.phase7", "llms.llama_kernel_builder", "npu_twin")
-_MODULES = (
-    "llms.llama_kernel_builder.deployment.adapter",
-    "llms.llama_kernel_builder.deployment.arithmetic_of",
-    "llms.llama_kernel_builder.deployment.production",
-    "llms.llama_kernel_builder.deployment.runner",
-    "llms.llama_kernel_builder.deployment.session",
-)
 _FOREIGN = ("transformers.modeling_utils", "transformers.models.auto.auto_factory")
 _MODELLING = "transformers.models.{0}.modeling_{0}"
 _CONSTANTS = (bool, int, float, str, bytes, tuple, frozenset, dict)
@@ -38,14 +29,15 @@ _LOOKED_UP = (("sys", "_getframe"), ("sys", "modules"), ("inspect", "currentfram
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Fingerprints by `module.name` and `module.Class.name`, and the state of the device clock."""
+    """Fingerprints by `module:name` and `module:Class.name`, of data files, and of the device clock."""
 
     prints: Mapping[str, Any]
+    setting: Setting
 
     @classmethod
-    def take(cls, model_types: tuple[str, ...] = ()) -> Snapshot:
-        """Import the judging packages, and the modelling code of these model types, and look at them."""
-        return cls(dict(_everything(model_types)))
+    def take(cls, setting: Setting, model_types: tuple[str, ...] = ()) -> Snapshot:
+        """Import what the setting lists, and the modelling code of these model types, and look at them."""
+        return cls(dict(_everything(setting, model_types)), setting)
 
     def changed(self) -> list[str]:
         """Names whose function, method or constant is another one now."""
@@ -54,8 +46,8 @@ class Snapshot:
             module = importlib.import_module(module_name)
             now = dict(_of_module(module))
             found += [f"{name}{_by(now.get(name))}" for name in names if now.get(name) != self.prints[name]]
-        clock = dict(_clock())
-        found += [name for name, value in self.prints.items() if name[0] == "<" and clock.get(name) != value]
+        other = {**dict(_clock(self.setting)), **dict(_data(self.setting))}
+        found += [name for name, value in self.prints.items() if name[0] == "<" and other.get(name) != value]
         return found
 
     def _by_module(self) -> dict[str, list[str]]:
@@ -66,24 +58,24 @@ class Snapshot:
         return modules
 
 
-def _everything(model_types: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    names = list(_MODULES)
-    for package in _PACKAGES:
-        names += [package, *_submodules(importlib.import_module(package))]
-    names += [*_FOREIGN, *(_MODELLING.format(name) for name in model_types)]
-    for name in names:
+def _everything(setting: Setting, model_types: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    foreign = (*_FOREIGN, *(_MODELLING.format(name) for name in model_types))
+    for name in (*setting.modules(), *foreign):
         try:
             module = importlib.import_module(name)
         except ImportError:
-            continue
+            if name in foreign:
+                continue
+            raise
         yield from _of_module(module)
-    yield from _clock()
+    yield from _data(setting)
+    yield from _clock(setting)
 
 
-def _submodules(package: ModuleType) -> Iterator[str]:
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.endswith("__main__"):
-            yield found.name
+def _data(setting: Setting) -> Iterator[tuple[str, Any]]:
+    """Limits, prompts and tables as they lie on the disk."""
+    for name, path in setting.data().items():
+        yield f"<{name}>", hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _of_module(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -125,24 +117,11 @@ def _by(mark: Any) -> str:
     return f" (now {code.co_name} of {Path(code.co_filename).name})" if code else ""
 
 
-def _clock() -> Iterator[tuple[str, Any]]:
+def _clock(setting: Setting) -> Iterator[tuple[str, Any]]:
     """The clock of the device: its class, and what lies in the object itself."""
-    from llms.llama_kernel_builder.driver import current
-
-    clock = current().clock
+    clock = setting.clock
     yield "<device clock>", type(clock).__qualname__
     yield "<device clock's attributes>", tuple(sorted((key, id(value)) for key, value in vars(clock).items()))
-
-
-def patched_production(module: ModuleType, path: Path) -> list[str]:
-    """Production functions that are not those of their own source; `path`: that source file."""
-    fresh = load_production(path, module.__package__ or "")
-    found = []
-    for name in FUNCTIONS:
-        mine, theirs = (_fingerprint(getattr(owner, name, None)) for owner in (module, fresh))
-        if mine is None or theirs is None or mine[0] != theirs[0]:
-            found.append(f"{path.name}: {name} is not the one of the source{_by(mine)}")
-    return found
 
 
 def watching_code(folder: Path) -> list[str]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llms.verify.gates.phase7.types import Audit
+from llms.verify.contract.abilities import NotOffered
+from llms.verify.gates.phase7.types import Audit, Setting
 
 if TYPE_CHECKING:
+    from llms.verify.contract.chat import EncodedPrompt
+    from llms.verify.contract.deployment import Deployment
+    from llms.verify.gates.phase7.gates import ReferenceRuns
     from llms.verify.gates.phase7.integrity import Snapshot
 
 
@@ -48,42 +50,29 @@ def _relative(folder: Path) -> str:
     return str(path.relative_to(root)) if root in path.parents else path.name
 
 
-def run_audit(request: AuditRequest) -> Audit:
+def run_audit(request: AuditRequest, setting: Setting) -> Audit:
     """Audit a model folder.
 
-    The compiled programs and reference runs of earlier sessions are not used. On silicon the NPU lock is held
-    from the first to the last question. Raises DeploymentError, CheckpointError, DriverUnavailable before the
-    first question.
+    The reference runs of earlier sessions are not used. On silicon whoever calls this holds the device from
+    the first to the last question. Raises DeploymentError, CheckpointError, and whatever the adapter raises
+    that cannot be opened.
     """
-    from llms.llama_kernel_builder import driver
     from llms.verify.contract.deployment import load_adapter
     from llms.verify.gates.phase7.integrity import Snapshot
     from llms.verify.reference.matched_model import FAMILIES
 
     begin = time.monotonic()
-    device = driver.select(driver.NPU2 if request.npu else driver.TWIN)
-    with ExitStack() as stack:
-        if request.fault is not None:
-            from npu_twin import faults
-
-            stack.enter_context(faults.find(request.fault).plant())
-        stack.enter_context(_lock(request.npu))
-        if not request.npu:
-            stack.enter_context(_fresh_artefacts())
-        # before any code of the model has run
-        shipped = Snapshot.take(FAMILIES)
-        adapter = load_adapter(request.folder)
-        audit = _ask(request, adapter, device, shipped)
+    # before any code of the model has run
+    shipped = Snapshot.take(setting, FAMILIES)
+    audit = _ask(request, setting, load_adapter(request.folder), shipped)
     audit.seconds = time.monotonic() - begin
     audit.date = time.strftime("%Y-%m-%d %H:%M")
     return audit
 
 
-def _ask(request: AuditRequest, adapter: Any, device: Any, shipped: Snapshot) -> Audit:
+def _ask(request: AuditRequest, setting: Setting, adapter: Any, shipped: Snapshot) -> Audit:
     from llms.verify.contract.deployment import Deployment
     from llms.verify.gates.phase7 import checks, gates
-    from llms.verify.gates.phase7.call_recorder import NoProduction, production_module, watched
-    from llms.verify.gates.phase7.integrity import patched_production, watching_code
 
     def reopen() -> Deployment:
         return Deployment.from_folder(
@@ -94,37 +83,21 @@ def _ask(request: AuditRequest, adapter: Any, device: Any, shipped: Snapshot) ->
     source = opened.checkpoint
     audit = Audit(
         model=opened.name,
-        device=device.label,
+        device=setting.device,
         checkpoint={"label": source.label, "kind": source.kind, "content_hash": source.content_hash},
         environment=_environment(),
         command=request.command(),
     )
     checks.check_judge(audit, request.folder)
     checks.check_thresholds(audit, opened.reference_checkpoint)
+    prompts = opened.prompts(request.prompts)
     try:
-        production = production_module(request.folder, adapter)
-    except NoProduction as error:
+        known = _ask_watched(audit, request, setting, adapter, shipped, opened, prompts)
+    except NotOffered as error:
         audit.add("production", "Does the runner call the model's production functions?", [str(error)], "")
         return audit
-    prompts = opened.prompts(request.prompts)
-    config = opened.config()
-    path = request.folder / f"{request.folder.name}_inference.py"
-    patched = [*patched_production(production, path), *watching_code(request.folder)]
-    with watched(request.folder, production) as ledger:
-        runner = opened.runner(max(len(prompt) for prompt in prompts) + checks.GATE_TOKENS)
-        _prepare(runner, [len(prompts[0]), checks.MADE_UP_TOKENS])
-        ran = checks.check_production(audit, runner, prompts[0], production, config, ledger)
-        reference = opened.hf_reference()
-        checks.check_reference(audit, opened, reference, prompts[0], ledger)
-        known = gates.Remembered(reference)
-        if ran is not None:
-            checks.check_time(audit, ran[1], config, production)
-            _guarded(audit, "product", lambda: checks.check_product(audit, opened, production, ran[0]))
-        opened.release_runners()
-        gates.check_gate(audit, opened, known, prompts, ledger)
-    checks.check_integrity(audit, [*patched, *shipped.changed()], len(shipped.prints))
     if audit.ok:
-        gates.check_faults(audit, reopen, known, prompts[0])
+        gates.check_faults(audit, reopen, known, prompts[0], setting.plant)
         if request.ladder:
             gates.check_ladder(audit, opened, known, (*prompts, opened.encode(checks.made_up_text())))
     else:
@@ -142,6 +115,39 @@ def _ask(request: AuditRequest, adapter: Any, device: Any, shipped: Snapshot) ->
     return audit
 
 
+def _ask_watched(
+    audit: Audit,
+    request: AuditRequest,
+    setting: Setting,
+    adapter: Any,
+    shipped: Snapshot,
+    opened: Deployment,
+    prompts: tuple[EncodedPrompt, ...],
+) -> ReferenceRuns:
+    """The questions whose answers show in the calls that are made meanwhile."""
+    from llms.verify.gates.phase7 import checks, gates
+    from llms.verify.gates.phase7.integrity import watching_code
+
+    config = opened.config()
+    sniffing = watching_code(request.folder)
+    with setting.watch(request.folder, adapter, config) as watch:
+        runner = opened.runner(max(len(prompt) for prompt in prompts) + checks.GATE_TOKENS)
+        _prepare(runner, [len(prompts[0]), checks.MADE_UP_TOKENS])
+        runs = checks.check_production(audit, runner, prompts[0], config, watch, setting.clock)
+        reference = opened.hf_reference()
+        checks.check_reference(audit, opened, reference, prompts[0], watch)
+        known = gates.ReferenceRuns(reference)
+        if runs is not None:
+            made_up, again = runs
+            checks.check_time(audit, again, config, watch)
+            _guarded(audit, "product", lambda: checks.check_product(audit, opened, watch, made_up))
+        opened.release_runners()
+        gates.check_gate(audit, opened, known, prompts, watch)
+    changed = [*watch.replaced, *sniffing, *shipped.changed()]
+    checks.check_integrity(audit, changed, len(shipped.prints))
+    return known
+
+
 def _guarded(audit: Audit, key: str, ask: Callable[[], None]) -> None:
     try:
         ask()
@@ -154,33 +160,6 @@ def _prepare(runner: Any, lengths: list[int]) -> None:
     if callable(prepare):
         for length in lengths:
             prepare(length)
-
-
-@contextmanager
-def _fresh_artefacts() -> Iterator[None]:
-    """Compile everything anew, in a folder of this audit."""
-    import llms.llama_kernel_builder.deployment.session as session
-
-    name = "artefact_folder"
-    original = getattr(session, name)
-    with tempfile.TemporaryDirectory(prefix="npu-audit-") as folder:
-        setattr(session, name, lambda model: Path(folder) / model)
-        try:
-            yield
-        finally:
-            setattr(session, name, original)
-
-
-@contextmanager
-def _lock(npu: bool) -> Iterator[None]:
-    if not npu:
-        yield
-        return
-    from pytest_npu.device.lock import NpuLock
-
-    lock: AbstractContextManager[Any] = NpuLock()
-    with lock:
-        yield
 
 
 def _environment() -> dict[str, str]:

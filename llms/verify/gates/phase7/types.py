@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
+
+from llms.verify.contract.abilities import Watcher
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
+
+
+class DeviceClock(Protocol):
+    """The timer of the device."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What whoever starts an audit brings along, so that it knows no device, no toolkit and no catalogue.
+
+    Args:
+        device: label of the device, as it goes with every number.
+        clock: of that device.
+        watch: sees the calls of production functions and the programs started.
+        plant: a fault of the catalogue by name, as a context manager.
+        modules: names of all modules that judge, measure or compute.
+        data: the data files of these by the name that a report shows.
+    """
+
+    device: str
+    clock: DeviceClock
+    watch: Watcher
+    plant: Callable[[str], AbstractContextManager[Any]]
+    modules: Callable[[], Sequence[str]]
+    data: Callable[[], Mapping[str, Path]]
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _fault(name: str) -> AbstractContextManager[Any]:
 
     try:
         return faults.find(name).plant()
-    except KeyError as error:
+    except LookupError as error:
         raise DeployError(f"--fault: {error.args[0]}", USAGE) from error
 
 

@@ -3,7 +3,7 @@
     with faults.find("gemm_k_tiling").plant():
         ...                                   # every deployment that is opened here has the bug
 
-``python -m npu_twin.faults list`` shows them. The catalogue is put together from the entry points of the group
+``python -m npu_twin.faults list`` shows them. The catalogue is the sum of the entry points of the group
 :data:`GROUP`, loaded when asked for: this package registers the faults of the device, its driver and its
 compiler, any other package adds its own by naming a tuple of :class:`Fault`::
 
@@ -45,8 +45,8 @@ def load() -> tuple[Fault, ...]:
     registered = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     if not registered:
         raise LookupError(
-            f"no entry point of the group '{GROUP}' is installed, so there are no faults; install the package "
-            "that this module belongs to, from its folder: pip install -e ."
+            f"no entry point of the group '{GROUP}' is installed, so there are no faults; install the "
+            "package from its folder: pip install -e ."
         )
     found: dict[str, Fault] = {}
     for point in registered:

@@ -202,5 +202,5 @@ def test_what_judges_plants_a_fault_by_its_name_alone() -> None:
     with planted("lm_head_hangs"):
         assert [fault.hang for fault in injection.active] == [True]
     assert not injection.active
-    with pytest.raises(KeyError, match="no fault 'gremlin'; known: .*rope_theta_tenth"):
+    with pytest.raises(KeyError, match=r"no fault 'gremlin'; known: .*rope_theta_tenth"):
         planted("gremlin")

@@ -8,6 +8,7 @@ import numpy as np
 
 from llms.llama_kernel_builder import host_ops
 from llms.llama_kernel_builder.deployment.arithmetic_of import describe_arithmetic
+from llms.llama_kernel_builder.deployment.probe import SessionProbe
 from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.exceptions import BadArgument, SequenceTooLong
 from llms.llama_kernel_builder.llama_loop import BUCKETS, bucket_for
@@ -98,6 +99,10 @@ class ProductionRunner:
     def rope_table(self) -> Array:
         """The rotary table in use: float32 [positions, head_dim], a row is [cos half | sin half]."""
         return host_ops.widen(self.session.rope_lut)
+
+    def launch_probe(self) -> SessionProbe:
+        """Single launches as they run, for the bisect."""
+        return SessionProbe(self.session)
 
     def close(self) -> None:
         """Release the device."""

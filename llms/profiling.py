@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llms.verify.contract.abilities import Section
+from llms.verify.contract.abilities.forms import Section
 from llms.verify.gates.phase6.performance import ReadyToTime, set_up
 
 __all__ = ["breakdown", "decode_one", "first_token", "set_up"]

@@ -43,7 +43,7 @@ def bisect_model(request: BisectRequest) -> Answer:
     from llms.llama_kernel_builder import driver
     from llms.llama_kernel_builder.exceptions import DriverUnavailable
     from llms.verify.contract.deployment import Deployment, DeploymentError
-    from llms.verify.localise.find import PATHS, BisectError, find
+    from llms.verify.localise.find import PATHS, BisectNotOffered, find
     from npu_deploy.folders import find as find_folder
 
     if request.path not in (None, *PATHS):
@@ -65,7 +65,7 @@ def bisect_model(request: BisectRequest) -> Answer:
             report = find(opened, prompt=prompt, path=request.path, steps=request.steps, device=lock)
         except CheckpointError as error:
             raise DeployError(str(error), BAD_CHECKPOINT) from error
-        except (BisectError, DeploymentError) as error:
+        except (BisectNotOffered, DeploymentError) as error:
             raise DeployError(str(error), USAGE) from error
     return Answer(report.payload(), report.text(), OK if report.offender is None else GATE_FAILED)
 
@@ -75,7 +75,7 @@ def _fault(name: str) -> AbstractContextManager[Any]:
 
     try:
         return faults.find(name).plant()
-    except KeyError as error:
+    except LookupError as error:
         raise DeployError(f"--fault: {error.args[0]}", USAGE) from error
 
 

@@ -3,21 +3,24 @@
     with faults.find("gemm_k_tiling").plant():
         ...                                   # every deployment that is opened here has the bug
 
-``python -m npu_twin.faults list`` shows them. Faults of the device, its driver and its compiler are in this
-package; those of a deployment's own code come from the modules in :data:`SOURCES`, imported when asked for.
+``python -m npu_twin.faults list`` shows them. The catalogue is the sum of the entry points of the group
+:data:`GROUP`, loaded when asked for: this package registers the faults of the device, its driver and its
+compiler, any other package adds its own by naming a tuple of :class:`Fault`::
+
+    [project.entry-points.npu_faults]
+    my_model = "my_package.faults:FAULTS"
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from functools import lru_cache
+from importlib.metadata import entry_points
 
 from npu_twin.faults._types import STAGES, Fault, Kind, Unplanted, everywhere
 from npu_twin.faults.unplanted import UNPLANTED
 
 __all__ = [
-    "SOURCES",
+    "GROUP",
     "STAGES",
     "UNPLANTED",
     "Fault",
@@ -29,20 +32,27 @@ __all__ = [
     "names",
 ]
 
-SOURCES = ("npu_twin.faults.compile", "npu_twin.faults.device", "llms.faults")
-"""Modules with a tuple ``FAULTS``. A package that is not installed is left out."""
+GROUP = "npu_faults"
+"""Group of entry points, each of which is a tuple of faults."""
 
 
 @lru_cache(maxsize=1)
 def load() -> tuple[Fault, ...]:
-    """All faults, in the order of the report. Raises ValueError when two share a name."""
+    """All faults, entry points in the order of their names.
+
+    Raises LookupError when no package registers any, ValueError when two faults share a name.
+    """
+    registered = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    if not registered:
+        raise LookupError(
+            f"no entry point of the group '{GROUP}' is installed, so there are no faults; install the "
+            "package from its folder: pip install -e ."
+        )
     found: dict[str, Fault] = {}
-    for source in SOURCES:
-        if importlib.util.find_spec(source.partition(".")[0]) is None:
-            continue
-        for fault in importlib.import_module(source).FAULTS:
+    for point in registered:
+        for fault in point.load():
             if fault.name in found:
-                raise ValueError(f"two faults are called {fault.name}")
+                raise ValueError(f"two faults are called {fault.name}; the second is in {point.value}")
             found[fault.name] = fault
     return tuple(found.values())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llms.verify.contract.faults import planted
 from npu_twin import compiler, faults, injection
 from npu_twin.exceptions import CompileError
 from npu_twin.faults import STAGES, Fault
@@ -138,3 +139,68 @@ def test_importing_the_catalogue_imports_neither_deployments_nor_torch() -> None
     code = "import sys, npu_twin.faults; print([m for m in ('llms', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+ADDED = """
+from contextlib import contextmanager
+from npu_twin.faults import Fault
+
+state = []
+
+@contextmanager
+def plant():
+    state.append("there")
+    yield
+    state.clear()
+
+FAULTS = (Fault("{name}", "silent", "what", "origin", "phase3", plant),)
+"""
+QUESTIONS = """
+import added
+from llms.verify.contract.faults import planted
+from npu_twin import faults
+
+print(faults.names()[-1])
+with planted(faults.names()[-1]):
+    print(added.state)
+print(added.state)
+"""
+
+
+def with_a_package(folder: Path, name: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code where another distribution adds one fault."""
+    (folder / "added.py").write_text(ADDED.format(name=name))
+    metadata = folder / "zz_added-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: zz-added\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[npu_faults]\nzz_added = added:FAULTS\n")
+    path = f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+    return subprocess.run([sys.executable, "-c", path + code], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_package_of_its_own_adds_faults_by_an_entry_point(tmp_path: Path) -> None:
+    done = with_a_package(tmp_path, "of_another_package", QUESTIONS)
+    assert done.stdout.splitlines() == ["of_another_package", "['there']", "[]"], done.stderr
+
+
+def test_two_faults_of_one_name_are_refused(tmp_path: Path) -> None:
+    done = with_a_package(tmp_path, "lm_head_hangs", "from npu_twin import faults; faults.load()")
+    assert "two faults are called lm_head_hangs; the second is in added:FAULTS" in done.stderr
+
+
+def test_without_any_entry_point_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "GROUP", "npu_faults_of_nobody")
+    faults.load.cache_clear()
+    try:
+        with pytest.raises(LookupError, match="pip install -e"):
+            faults.load()
+    finally:
+        faults.load.cache_clear()
+
+
+def test_what_judges_plants_a_fault_by_its_name_alone() -> None:
+    with planted("lm_head_hangs"):
+        assert [fault.hang for fault in injection.active] == [True]
+    assert not injection.active
+    with pytest.raises(KeyError, match=r"no fault 'gremlin'; known: .*rope_theta_tenth"):
+        planted("gremlin")

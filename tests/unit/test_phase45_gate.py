@@ -17,7 +17,8 @@ from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.resident import ResidentCache
 from llms.llama_kernel_builder.specs import KernelSpec
-from llms.verify.contract.abilities import PRODUCTION, Dispatch, NotOffered
+from llms.verify.contract.abilities import NotOffered
+from llms.verify.contract.abilities.forms import PRODUCTION, Dispatch
 from llms.verify.contract.deployment import Deployment
 from llms.verify.gates import measure, optimisation
 from llms.verify.gates.optimisation import Step, Timed, judge_step

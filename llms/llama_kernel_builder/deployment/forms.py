@@ -16,7 +16,7 @@ from llms.llama_kernel_builder.exceptions import SequenceTooLong
 from llms.llama_kernel_builder.llama_loop import buckets_of
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.specs import KernelSpec
-from llms.verify.contract.abilities import Dispatch, Form, Section, TimedStep
+from llms.verify.contract.abilities.forms import Dispatch, Form, Section, TimedStep
 from llms.verify.contract.records import NpuRunner
 
 Array = np.ndarray[Any, Any]

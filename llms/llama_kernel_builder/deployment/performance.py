@@ -9,7 +9,7 @@ from llms.llama_kernel_builder import host_ops
 from llms.llama_kernel_builder.deployment.compare import comparison
 from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.model_config import ModelConfig
-from llms.verify.contract.abilities import Section
+from llms.verify.contract.abilities.forms import Section
 
 
 class SessionPerformance:

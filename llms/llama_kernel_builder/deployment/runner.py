@@ -11,11 +11,13 @@ from llms.llama_kernel_builder import host_ops
 from llms.llama_kernel_builder.deployment.arithmetic_of import describe_arithmetic
 from llms.llama_kernel_builder.deployment.forms import SessionForms
 from llms.llama_kernel_builder.deployment.performance import SessionPerformance
+from llms.llama_kernel_builder.deployment.probe import SessionProbe
 from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.exceptions import BadArgument, SequenceTooLong
 from llms.llama_kernel_builder.llama_loop import BUCKETS, bucket_for
 from llms.llama_kernel_builder.model_config import ModelConfig
-from llms.verify.contract.abilities import Forms, Performance
+from llms.verify.contract.abilities.forms import Forms
+from llms.verify.contract.abilities.performance import Performance
 from llms.verify.contract.records import DecodeProbe, DecodeStepRecord, PrefillRecord
 from llms.verify.reference.arithmetic import DeviceArithmetic
 
@@ -116,6 +118,10 @@ class ProductionRunner:
         """Prepare for a prompt of `n_tokens` tokens, which `tokenise` gives; nothing of it is timed."""
         self.session.prepare(n_tokens)
         return SessionPerformance(self.session, tokenise, n_tokens, self.published)
+
+    def launch_probe(self) -> SessionProbe:
+        """Single launches as they run, for the bisect."""
+        return SessionProbe(self.session)
 
     def close(self) -> None:
         """Release the device."""

@@ -24,7 +24,8 @@ from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.device_config import attends_on_device
 from llms.llama_kernel_builder.llama_loop import bucket_for
 from llms.llama_kernel_builder.runtime import HostRuntime
-from llms.verify.contract.abilities import NotOffered, ProductionCall
+from llms.verify.contract.abilities import NotOffered
+from llms.verify.contract.abilities.watch import ProductionCall
 
 FUNCTIONS = ("prepare_runtime", "run_npu_prefill", "run_npu_decode_step")
 

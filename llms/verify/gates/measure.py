@@ -13,7 +13,8 @@ from statistics import median
 
 import numpy as np
 
-from llms.verify.contract.abilities import (
+from llms.verify.contract.abilities import needed
+from llms.verify.contract.abilities.forms import (
     PRODUCTION,
     UNFUSED,
     BuiltForm,
@@ -22,7 +23,6 @@ from llms.verify.contract.abilities import (
     Forms,
     LeafKernel,
     TimedStep,
-    needed,
 )
 from llms.verify.contract.capture import DiagnosisCapture, capture_diagnosis
 from llms.verify.contract.chat import EncodedPrompt

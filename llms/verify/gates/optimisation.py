@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from llms.verify.contract.abilities import MERGED, PRODUCTION, UNFUSED, Dispatch, Section
+from llms.verify.contract.abilities.forms import MERGED, PRODUCTION, UNFUSED, Dispatch, Section
 from llms.verify.contract.deployment import Deployment, Device
 from llms.verify.contract.outcome import Outcome
 from llms.verify.gates import measure

@@ -1,13 +1,13 @@
 """What the checkpoint says, read without the deployment: weights by name, sizes and angles from transformers.
 
 Tensors are read from the files by their Hugging Face names, numbers from transformers' configuration and
-angles from its rotary module. Only the layout of padded models (where a column of a head lies on the device)
-is taken from the toolkit.
+angles from its rotary module. Only the layout of padded models (where a column lies on the device) is the
+deployment's.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from llms.checkpoints import load_tensors
-from llms.llama_kernel_builder.device_config import device_config, norm_eps, pad_table
-from llms.llama_kernel_builder.model_config import ModelConfig
-from llms.llama_kernel_builder.weights import LayerWeights, ModelWeights, pad_weights
+from llms.verify.contract.abilities.launch_probe import DeviceLayout
+from llms.verify.contract.launches import LayeredWeights, ModelSizes
 from llms.verify.reference.hf_facts import hf_config, rotary_tables
 
 Array = np.ndarray[Any, Any]
@@ -45,51 +44,52 @@ ARGUMENTS = {"norm_w": "attn_norm", "ffn_norm_w": "ffn_norm", "q_norm_w": "q_nor
 
 
 class Truth:
-    """The model as its checkpoint describes it, in the widths of the device."""
+    """The model as its checkpoint describes it, in the widths of the device.
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
+    sizes: those of the checkpoint. device: the same as padded. rms_eps: that of the checkpoint.
+    """
+
+    def __init__(self, folder: Path, layout: Callable[[ModelSizes], DeviceLayout]) -> None:
         hf = hf_config(folder)
-        self.hf = hf
         heads = int(hf.num_attention_heads)
-        # the deployment's own configuration gives what has no meaning for the arithmetic
-        self.config = replace(
-            config,
+        self.sizes = ModelSizes(
             n_layers=int(hf.num_hidden_layers),
             emb_dim=int(hf.hidden_size),
             hidden_dim=int(hf.intermediate_size),
             n_heads=heads,
             n_kv_heads=int(getattr(hf, "num_key_value_heads", None) or heads),
             head_dim=int(getattr(hf, "head_dim", None) or hf.hidden_size // heads),
-            rms_eps=float(hf.rms_norm_eps),
             vocab_size=int(hf.vocab_size),
         )
-        self.device = device_config(self.config)
+        self.rms_eps = float(hf.rms_norm_eps)
+        self._layout = layout(self.sizes)
+        self.device = self._layout.sizes
         self._folder = folder
         self._tensors = load_tensors(folder)
 
     @property
     def eps(self) -> float:
-        """eps of the norms over the embedding width."""
-        return norm_eps(self.config.emb_dim, self.device.emb_dim, self.config.rms_eps)
+        """eps of the norms over the embedding width: zeros behind a row make its mean square smaller."""
+        return self.rms_eps * (self.sizes.emb_dim / self.device.emb_dim)
 
     @property
     def head_eps(self) -> float:
         """eps of the norms per head."""
-        return norm_eps(self.config.head_dim, self.device.head_dim, self.config.rms_eps)
+        return self.rms_eps * (self.sizes.head_dim / self.device.head_dim)
 
     @cached_property
-    def weights(self) -> ModelWeights:
-        """All weights in bf16, projections [out, in]."""
-        layers = [self._layer(index) for index in range(self.config.n_layers)]
+    def weights(self) -> LayeredWeights:
+        """All weights in bf16, projections [out, in], as the device has them."""
+        layers = tuple(self._layer(index) for index in range(self.sizes.n_layers))
         embedding = self._take("model.embed_tokens.weight")
         tied = "lm_head.weight" not in self._tensors
         head = embedding if tied else self._take("lm_head.weight")
-        whole = ModelWeights(embedding, layers, self._take("model.norm.weight"), head)
-        return pad_weights(whole, self.config)
+        whole = LayeredWeights(embedding, layers, self._take("model.norm.weight"), head)
+        return self._layout.weights(whole)
 
-    def _layer(self, index: int) -> LayerWeights:
+    def _layer(self, index: int) -> dict[str, Array]:
         names = {key: f"model.layers.{index}.{tail}" for key, tail in _NAMES.items()}
-        return LayerWeights(**{key: self._take(name) for key, name in names.items() if name in self._tensors})
+        return {key: self._take(name) for key, name in names.items() if name in self._tensors}
 
     def _take(self, name: str) -> Array:
         array = self._tensors[name]
@@ -98,10 +98,23 @@ class Truth:
     def table(self, positions: int) -> Array:
         """Rotary rows bf16 [positions, head_dim on the device]: [cos half | sin half], from transformers."""
         _, cosine, sine, _ = rotary_tables(self._folder, positions)
-        rows = np.concatenate([cosine, sine], axis=1).astype(bfloat16)
-        return pad_table(rows, self.device.head_dim)
+        table = np.zeros((len(cosine), self.device.head_dim), bfloat16)
+        table[:, self._layout.head_columns(1)] = np.concatenate([cosine, sine], axis=1).astype(bfloat16)
+        return table
 
-    def named(self, layer: int) -> dict[str, Array]:
+    def named(self, layer: int) -> Mapping[str, Array]:
         """Weights of one layer by name."""
-        weights = self.weights.layers[layer]
-        return {f.name: a for f in fields(weights) if (a := getattr(weights, f.name)) is not None}
+        return self.weights.layers[layer]
+
+    def split_heads(self, array: Array, heads: int) -> Array:
+        """[rows, device width] -> [heads, rows, head_dim] of the model."""
+        columns = self._layout.head_columns(heads)
+        real = np.asarray(array)[:, columns].reshape(array.shape[0], heads, self.sizes.head_dim)
+        return np.ascontiguousarray(real.transpose(1, 0, 2))
+
+    def join_heads(self, array: Array) -> Array:
+        """[heads, rows, head_dim] -> [rows, query width on the device]."""
+        heads, rows, d = array.shape
+        out = np.zeros((rows, self.device.q_dim), dtype=array.dtype)
+        out[:, self._layout.head_columns(heads)] = array.transpose(1, 0, 2).reshape(rows, heads * d)
+        return out

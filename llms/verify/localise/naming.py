@@ -1,4 +1,4 @@
-"""Words for what was found: which buffer is which result, whose launch reads it, where a cache slot went."""
+"""Words for what was found: which buffer is which result, where a cache slot went."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llms.verify.contract.launches import ElfRun, Launch
 from llms.verify.localise.judge import cosine
-from llms.verify.localise.tap import Call
 
 Array = np.ndarray[Any, Any]
 
@@ -24,29 +24,23 @@ def bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(np.uint16)
 
 
-def own_name(call: Call, name: str) -> str:
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two bf16 arrays hold the same values in the same order, whatever their shapes."""
+    return a.size == b.size and np.array_equal(bits(a).ravel(), bits(b).ravel())
+
+
+def own_name(run: ElfRun, name: str) -> str:
     """`normed` is two things: the input of Q, K and V, and that of the feed-forward part."""
     if name != "normed":
         return name
-    names = {buffer.name for buffer in call.program.buffers}
-    return "attn_normed" if names & {"wq", "wk", "wv", "norm_w"} else "ffn_normed"
+    return "attn_normed" if run.roles.keys() & {"wq", "wk", "wv", "norm_w"} else "ffn_normed"
 
 
-def result_name(call: Call, launch: Any, buffer: str) -> str:
+def result_name(launch: Launch) -> str:
     """Result that a launch writes: as :func:`own_name`."""
-    if buffer != "normed":
-        return buffer
-    weight = dict(launch.operands).get("w")
-    return "attn_normed" if weight is not None and weight.buffer == "norm_w" else "ffn_normed"
-
-
-def reader(call: Call, name: str) -> str:
-    """Label of the launch that reads a buffer."""
-    for launch in call.program.launches:
-        operands = dict(launch.operands)
-        if any(ref.buffer == name for key, ref in operands.items() if key != "out"):
-            return call.label(operands["out"].buffer)
-    return call.program.name
+    if launch.writes != "normed":
+        return launch.writes
+    return "attn_normed" if launch.reads.get("w") == "norm_w" else "ffn_normed"
 
 
 def slots(name: str, want: Array, held: Array) -> str:
@@ -57,5 +51,5 @@ def slots(name: str, want: Array, held: Array) -> str:
     wrong = np.flatnonzero((want != held[:, :n]).any(axis=(0, 2)))
     slot = int(wrong[0])
     hits = np.flatnonzero((held == want[:, slot : slot + 1]).all(axis=(0, 2)))
-    found = f", it is in slot {hits[0]}" if hits.size else ""
-    return f"{name} of position {slot} is not in its slot{found} ({wrong.size} of {n} positions wrong)"
+    where = f", it is in slot {hits[0]}" if hits.size else ""
+    return f"{name} of position {slot} is not in its slot{where} ({wrong.size} of {n} positions wrong)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,14 @@ class Expectation:
     matched: Array
 
 
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One result of a layer: names of what it is computed from, and how."""
+
+    inputs: tuple[str, ...]
+    compute: Callable[..., Expectation]
+
+
 class Stages:
     """Expected results of one layer of one phase.
 
@@ -41,84 +50,83 @@ class Stages:
         self.layer = layer
         self.weights = truth.named(layer)
         self.table = table
+        self.value = "v_biased" if "bv" in self.weights else "v"
+        """Name of V as attention reads it."""
+        self._graph = self._stages()
+        self._parts = self._down_parts()
 
     def names(self) -> tuple[str, ...]:
         """Results that a layer must produce, in order."""
-        w = self.weights
-        found = ["attn_normed", "q", "k", "v"]
-        found += [f"{name}_biased" for name in "qkv" if f"b{name}" in w]
-        found += [f"{name}_normed" for name in "qk" if f"{name}_norm" in w]
-        found += ["q_roped", "k_roped", "attn", "proj"]
-        found += ["proj_biased"] if "bo" in w else []
-        return (*found, "res1", "ffn_normed", "gate", "up", "swiglu", "down", "out")
-
-    def before_rope(self, name: str) -> str:
-        """What rope of q or k reads."""
-        if f"{name}_norm" in self.weights:
-            return f"{name}_normed"
-        return f"{name}_biased" if f"b{name}" in self.weights else name
-
-    @property
-    def value(self) -> str:
-        """Name of V as attention reads it."""
-        return "v_biased" if "bv" in self.weights else "v"
+        return tuple(self._graph)
 
     def expect(self, name: str, get: Lookup, shape: tuple[int, ...]) -> Expectation:
         """Expectation of one result from its inputs. Raises KeyError for an input that does not exist."""
-        found = self._expect(name, get)
-        return Expectation(*(np.asarray(a).reshape(shape) for a in (found.reference, found.matched)))
+        stage = self._graph.get(name) or self._parts[name]
+        expected = stage.compute(*(get(source) for source in stage.inputs))
+        return Expectation(*(np.asarray(a).reshape(shape) for a in (expected.reference, expected.matched)))
 
-    def _expect(self, name: str, get: Lookup) -> Expectation:
+    def _stages(self) -> dict[str, Stage]:
+        """The data flow of a Llama layer, with the biases and norms per head that the checkpoint has."""
         w = self.weights
-        if name in ("attn_normed", "ffn_normed"):
-            key, role = ("attn_norm", "input_norm") if name == "attn_normed" else ("ffn_norm", "post_norm")
-            source = "x" if name == "attn_normed" else "res1"
-            return self._norm(self._rows(get(source)), w[key], self.truth.eps, role)
-        if name in ("q", "k", "v"):
-            return self._linear(get("attn_normed"), w[f"w{name}"], f"{name}_proj")
-        if name == "proj":
-            return self._linear(get("attn"), w["wo"], "o_proj")
-        if name in ("gate", "up"):
-            return self._linear(get("ffn_normed"), w[f"w_{name}"], f"{name}_proj")
-        if name == "down" or name.removeprefix("down").isdigit():
-            return self._down(name, get)
-        if name.endswith("_biased"):
-            bias = w["bo" if name == "proj_biased" else f"b{name[0]}"]
-            rows = self._rows(get(name.removesuffix("_biased")))
-            return self._add(rows, np.broadcast_to(bias, rows.shape), "bias")
-        if name.endswith("_normed"):
-            source = f"{name[0]}_biased" if f"b{name[0]}" in w else name[0]
-            rows = np.asarray(get(source)).reshape(-1, self.truth.device.head_dim)
-            return self._norm(rows, w[f"{name[0]}_norm"], self.truth.head_eps, "qk_norm")
-        if name.endswith("_roped"):
-            return self._rope(get(self.before_rope(name[0])))
-        if name == "res1":
-            return self._add(get("proj_biased" if "bo" in w else "proj"), get("residual"), "attn_add")
-        if name == "out":
-            return self._add(get("down"), get("res1"), "mlp_add")
-        if name == "swiglu":
-            return self._swiglu(get("gate"), get("up"))
-        if name == "attn":
-            return self.attention(get("q_roped"), get("k_roped"), get(self.value))
-        raise KeyError(name)
+        biased = {name: f"{name}_biased" if f"b{name}" in w else name for name in "qkv"}
+        normed = {name: f"{name}_normed" if f"{name}_norm" in w else biased[name] for name in "qk"}
+        proj = "proj_biased" if "bo" in w else "proj"
+        norm = partial(self._norm, weight=w["attn_norm"], eps=self.truth.eps, role="input_norm")
+        stages = {"attn_normed": Stage(("x",), norm)}
+        for name in "qkv":
+            stages[name] = self._linear(f"w{name}", f"{name}_proj", "attn_normed")
+        for name in (name for name in "qkv" if f"b{name}" in w):
+            stages[f"{name}_biased"] = Stage((name,), partial(self._biased, bias=w[f"b{name}"]))
+        for name in (name for name in "qk" if f"{name}_norm" in w):
+            norm = partial(self._head_norm, weight=w[f"{name}_norm"])
+            stages[f"{name}_normed"] = Stage((biased[name],), norm)
+        for name in "qk":
+            stages[f"{name}_roped"] = Stage((normed[name],), self._rope)
+        stages["attn"] = Stage(("q_roped", "k_roped", self.value), self.attention)
+        stages["proj"] = self._linear("wo", "o_proj", "attn")
+        if "bo" in w:
+            stages["proj_biased"] = Stage(("proj",), partial(self._biased, bias=w["bo"]))
+        norm = partial(self._norm, weight=w["ffn_norm"], eps=self.truth.eps, role="post_norm")
+        return {
+            **stages,
+            "res1": Stage((proj, "residual"), partial(self._add, role="attn_add")),
+            "ffn_normed": Stage(("res1",), norm),
+            "gate": self._linear("w_gate", "gate_proj", "ffn_normed"),
+            "up": self._linear("w_up", "up_proj", "ffn_normed"),
+            "swiglu": Stage(("gate", "up"), self._swiglu),
+            "down": self._linear("w_down", "down_proj", "swiglu"),
+            "out": Stage(("down", "res1"), partial(self._add, role="mlp_add")),
+        }
+
+    def _linear(self, weight: str, projection: str, source: str) -> Stage:
+        how = self.how.linears[projection]
+        return Stage((source,), lambda x: linear(self._rows(x), self.weights[weight], how))
+
+    def _down_parts(self) -> dict[str, Stage]:
+        """`down0` and so on: parts of the down projection, where its columns are shared out in slices."""
+        how, weight = self.how.linears["down_proj"], self.weights["w_down"]
+        whole = replace(how, slices=())
+        parts = {}
+        for number in range(len(how.slices)):
+            columns = slice(sum(how.slices[:number]), sum(how.slices[: number + 1]))
+
+            def part(x: Array, columns: slice = columns) -> Expectation:
+                return linear(self._rows(x)[:, columns], weight[:, columns], whole)
+
+            parts[f"down{number}"] = Stage(("swiglu",), part)
+        return parts
 
     def _rows(self, array: Array) -> Array:
         return np.asarray(array).reshape(len(self.table), -1)
 
-    def _linear(self, x: Array, weight: Array, projection: str) -> Expectation:
-        return linear(self._rows(x), weight, self.how.linears[projection])
+    def _norm(self, x: Array, *, weight: Array, eps: float, role: Any) -> Expectation:
+        return self._normed(self._rows(x), weight, eps, role)
 
-    def _down(self, name: str, get: Lookup) -> Expectation:
-        """The down projection, or the part of it (`down0`) that one of its slices of columns gives."""
-        how, weight = self.how.linears["down_proj"], self.weights["w_down"]
-        x = self._rows(get("swiglu"))
-        if name == "down":
-            return linear(x, weight, how)
-        number = int(name.removeprefix("down"))
-        columns = slice(sum(how.slices[:number]), sum(how.slices[: number + 1]))
-        return linear(x[:, columns], weight[:, columns], replace(how, slices=()))
+    def _head_norm(self, x: Array, *, weight: Array) -> Expectation:
+        rows = np.asarray(x).reshape(-1, self.truth.device.head_dim)
+        return self._normed(rows, weight, self.truth.head_eps, "qk_norm")
 
-    def _norm(self, x: Array, weight: Array, eps: float, role: Any) -> Expectation:
+    def _normed(self, x: Array, weight: Array, eps: float, role: Any) -> Expectation:
         from llms.verify.reference.arithmetic import elementwise
 
         dims = {"M": x.shape[0], "N": x.shape[1]}
@@ -126,7 +134,11 @@ class Stages:
         near = elementwise.rms_norm(_torch(x), _torch(weight), eps, self.how.rounding(role))
         return Expectation(plain, _numpy(near))
 
-    def _add(self, a: Array, b: Array, role: Any) -> Expectation:
+    def _biased(self, x: Array, *, bias: Array) -> Expectation:
+        rows = self._rows(x)
+        return self._add(rows, np.broadcast_to(bias, rows.shape), role="bias")
+
+    def _add(self, a: Array, b: Array, *, role: Any) -> Expectation:
         from llms.verify.reference.arithmetic import elementwise
 
         one, two = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
@@ -159,10 +171,10 @@ class Stages:
 
         from llms.verify.reference.arithmetic import attention
 
-        length = len(self.table)
+        length, sizes = len(self.table), self.truth.sizes
         queries, keys, values = (
-            split_heads(a.reshape(length, -1), n, self.truth)
-            for a, n in zip((q, k, v), self._heads, strict=True)
+            self.truth.split_heads(a.reshape(length, -1), n)
+            for a, n in ((q, sizes.n_heads), (k, sizes.n_kv_heads), (v, sizes.n_kv_heads))
         )
         out = plain_attention(queries, keys, values, causal=True)
         hidden = torch.triu(torch.ones(length, length, dtype=torch.bool), 1)
@@ -172,13 +184,8 @@ class Stages:
             near = attention.flash(one, two, three, hidden, how)
         else:
             near = attention.host_attention(one, two, three, hidden)
-        merged = [join_heads(a, self.truth) for a in (out, _numpy(near))]
-        return Expectation(merged[0].astype(bfloat16), merged[1])
-
-    @property
-    def _heads(self) -> tuple[int, int, int]:
-        c = self.truth.config
-        return c.n_heads, c.n_kv_heads, c.n_kv_heads
+        plain, matched = (self.truth.join_heads(a) for a in (out, _numpy(near)))
+        return Expectation(plain.astype(bfloat16), matched)
 
 
 def linear(x: Array, weight: Array, how: LinearArithmetic) -> Expectation:
@@ -199,29 +206,10 @@ def plain_attention(q: Array, k: Array, v: Array, *, causal: bool) -> Array:
     """fp32 attention of the kernel harness; q [H, n, d], k and v [KV, m, d]."""
     (heads, n, d), (kv, m, _) = q.shape, k.shape
     dims = {"lq": n, "lk": m, "head_dim": d, "q_heads": heads, "kv_heads": kv}
-    given = {"q": q, "k": k, "v": v}
+    operands = {"q": q, "k": k, "v": v}
     return reference_output(
-        "flash_attention", given, dims=dims, method="head_first", attrs={"causal": causal}
+        "flash_attention", operands, dims=dims, method="head_first", attrs={"causal": causal}
     )
-
-
-def split_heads(array: Array, heads: int, truth: Truth) -> Array:
-    """[rows, device width] -> [heads, rows, head_dim] of the model."""
-    from llms.llama_kernel_builder.device_config import head_columns
-
-    columns = head_columns(truth.config, heads)
-    real = np.asarray(array)[:, columns].reshape(array.shape[0], heads, truth.config.head_dim)
-    return np.ascontiguousarray(real.transpose(1, 0, 2))
-
-
-def join_heads(array: Array, truth: Truth) -> Array:
-    """[heads, rows, head_dim] -> [rows, query width on the device]."""
-    from llms.llama_kernel_builder.device_config import head_columns
-
-    heads, rows, d = array.shape
-    out = np.zeros((rows, truth.device.q_dim), dtype=array.dtype)
-    out[:, head_columns(truth.config, heads)] = array.transpose(1, 0, 2).reshape(rows, heads * d)
-    return out
 
 
 def _torch(array: Array) -> Any:

@@ -29,6 +29,8 @@ def configure(config: pytest.Config, options: NpuOptions) -> None:
         raise pytest.UsageError(
             f"--npu-fault: no fault '{options.fault}'{meant}; all: python -m npu_twin.faults list"
         ) from None
+    except LookupError as error:
+        raise pytest.UsageError(f"--npu-fault: {error}") from error
     planted = ExitStack()
     config.add_cleanup(planted.close)
     planted.enter_context(fault.plant())

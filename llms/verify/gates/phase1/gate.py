@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from llms.verify.contract.abilities import KernelBench, NotOffered, needed
+from llms.verify.contract.abilities import NotOffered, needed
+from llms.verify.contract.abilities.kernel_bench import KernelBench
 from llms.verify.contract.deployment import DeploymentError, load_adapter
 from llms.verify.contract.kernel_case import KernelCase
 from llms.verify.contract.outcome import Outcome

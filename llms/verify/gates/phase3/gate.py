@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llms.verify.contract.abilities import UNFUSED
+from llms.verify.contract.abilities.forms import UNFUSED
 from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
 from llms.verify.contract.outcome import Outcome
 from llms.verify.gates import measure

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llms.verify.contract.abilities import Performance, needed
+from llms.verify.contract.abilities import needed
+from llms.verify.contract.abilities.performance import Performance
 from llms.verify.contract.deployment import Deployment
 
 _TEXT = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llms.verify.contract import topk
-from llms.verify.contract.abilities import ProductionCall, Watch
+from llms.verify.contract.abilities.watch import ProductionCall, Watch
 from llms.verify.contract.records import DecodeStepRecord, PrefillRecord
 from llms.verify.contract.topk import TokenStep, TokenTrace
 from llms.verify.gates.phase6 import gate as gates

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from llms.verify.contract.abilities import Watch
+from llms.verify.contract.abilities.watch import Watch
 from llms.verify.gates.phase6 import gate as gates
 from llms.verify.gates.phase7.checks import FAULTS, GATE_K, GATE_TOKENS
 from llms.verify.gates.phase7.types import Audit

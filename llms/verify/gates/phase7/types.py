@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from llms.verify.contract.abilities import Watcher
+from llms.verify.contract.abilities.watch import Watcher
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 

@@ -49,6 +49,16 @@ def _threads() -> Callable[[], int]:
     return get
 
 
+def available() -> int:
+    """Return the most threads that a call may run on: torch's number."""
+    return _threads()()
+
+
+@lru_cache(maxsize=64)
+def _function(address: int) -> Callable[[int], None]:
+    return _TASK(address)
+
+
 class Call:
     """A task with its arguments, ready to run again and again.
 
@@ -65,7 +75,7 @@ class Call:
     def __init__(self, address: int, arguments: list[int], keep: tuple[Any, ...], *, alone: bool) -> None:
         self.slots = np.array([0, *arguments], np.int64)
         self._at = self.slots.ctypes.data
-        self._address, self._function = address, _TASK(address)
+        self._address, self._function = address, _function(address)
         self._keep = keep
         self._pieces = 1 if alone else int(arguments[0])
 

@@ -25,7 +25,14 @@ LN2_HIGH = 0.693359375
 LN2_LOW = -2.12194440e-4
 """ln 2 in two parts, the first with nine bits, so that its product with an exponent is exact."""
 
-EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+EXP_TERMS = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
 """Cephes' polynomial for exp on [-ln2/2, ln2/2] (expf.c), highest power first; then x and 1 are added."""
 
 LOWEST = -87.0
@@ -174,7 +181,18 @@ def attend(q: U16, k: U16, v: U16, out: U16, *, keys: int, causal: bool = False)
     threads = 1 if small else available()
     scratch = np.empty((threads, padded), np.float32)
     scale = int(np.float32(1.0 / sqrt(d)).view(np.int32))
-    arguments = [n * heads, 0, d, heads // kv_heads, heads, keys, int(causal), scale, scratch.ctypes.data, padded]
+    arguments = [
+        n * heads,
+        0,
+        d,
+        heads // kv_heads,
+        heads,
+        keys,
+        int(causal),
+        scale,
+        scratch.ctypes.data,
+        padded,
+    ]
     for array, row, head in ((q, 0, 1), (k, 1, 0), (v, 1, 0)):
         arguments += [array.ctypes.data, array.strides[row] // 2, array.strides[head] // 2]
     arguments += [out.ctypes.data, heads * d]

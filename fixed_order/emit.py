@@ -99,7 +99,9 @@ class Function:
 
     def splat(self, value: Any, lanes: int) -> Any:
         """Vector of ``lanes`` copies of a scalar."""
-        one = self.b.insert_element(ir.Constant(vector(value.type, lanes), ir.Undefined), value, ir.Constant(I32, 0))
+        one = self.b.insert_element(
+            ir.Constant(vector(value.type, lanes), ir.Undefined), value, ir.Constant(I32, 0)
+        )
         return self.b.shuffle_vector(one, one, ir.Constant(vector(I32, lanes), [0] * lanes))
 
     def widen(self, bits: Any, lanes: int) -> Any:
@@ -128,7 +130,9 @@ class Function:
     def prefetch(self, address: Any) -> None:
         """Ask for the cache line of an address, which need not exist."""
         kind = ir.FunctionType(ir.VoidType(), [PTR, I32, I32, I32])
-        hint = self.module.globals.get("llvm.prefetch.p0") or ir.Function(self.module, kind, "llvm.prefetch.p0")
+        hint = self.module.globals.get("llvm.prefetch.p0") or ir.Function(
+            self.module, kind, "llvm.prefetch.p0"
+        )
         self.b.call(hint, [address, *(ir.Constant(I32, n) for n in (0, 3, 1))])
 
     def halved(self, lanes_of: Any) -> Any:

@@ -93,7 +93,9 @@ class Library:
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
         self.assembly: Callable[[], str] = lambda: str(machine.emit_assembly(module))
-        self.address: Mapping[str, int] = {name: self._engine.get_function_address(name) for name in names if name != "tile"}
+        self.address: Mapping[str, int] = {
+            name: self._engine.get_function_address(name) for name in names if name != "tile"
+        }
 
 
 def build(*emitters: Callable[[Any], str]) -> Library:

@@ -142,7 +142,10 @@ def _emit_tile(module: Any) -> str:
     b = t.b
     left, panel, depth, c, ldc, fresh = t.arguments
     sums = [t.local(wide) for _ in range(rows * across)]
-    with t.loop(i64(0), i64(GROUP), rows, some=True) as row, t.loop(i64(0), i64(PANEL), across * lanes, some=True) as at:
+    with (
+        t.loop(i64(0), i64(GROUP), rows, some=True) as row,
+        t.loop(i64(0), i64(PANEL), across * lanes, some=True) as at,
+    ):
         places = [
             (total, b.add(b.mul(b.add(row, i64(n // across)), ldc), b.add(at, i64(n % across * lanes))))
             for n, total in enumerate(sums)
@@ -169,7 +172,24 @@ def _emit_tile(module: Any) -> str:
     return "tile"
 
 
-_SHAPE = ("M", "N", "K", "low", "high", "a", "lda", "b", "ldb", "c", "ldc", "add", "panels", "a_next", "b_next", "c_next")
+_SHAPE = (
+    "M",
+    "N",
+    "K",
+    "low",
+    "high",
+    "a",
+    "lda",
+    "b",
+    "ldb",
+    "c",
+    "ldc",
+    "add",
+    "panels",
+    "a_next",
+    "b_next",
+    "c_next",
+)
 
 
 def _emit_gemm(module: Any, packed: bool) -> str:
@@ -186,9 +206,7 @@ def _emit_gemm(module: Any, packed: bool) -> str:
     lda, ldb, ldc, add, panels = (t.argument(n) for n in ("lda", "ldb", "ldc", "add", "panels"))
     steps = [t.argument(n) for n in ("a_next", "b_next", "c_next")]
     bases = [t.pointer(n) for n in ("a", "b", "c")]
-    panel, edge, group = (
-        t.local(ir.ArrayType(F, n)) for n in (DEPTH * PANEL, GROUP * PANEL, DEPTH * GROUP)
-    )
+    panel, edge, group = (t.local(ir.ArrayType(F, n)) for n in (DEPTH * PANEL, GROUP * PANEL, DEPTH * GROUP))
     tile = module.globals["tile"]
 
     def fill_packed(right: Any, first: Any, low: Any, depth: Any) -> None:
@@ -278,12 +296,16 @@ class PackedProduct:
     ``low`` and ``high`` bound the part along K.
     """
 
-    def __init__(self, a: F32, panels: U16, out: F32, *, low: int = 0, high: int | None = None, add: bool = False) -> None:
+    def __init__(
+        self, a: F32, panels: U16, out: F32, *, low: int = 0, high: int | None = None, add: bool = False
+    ) -> None:
         M, N = out.shape
         count, K = panels.shape[:2]
         arguments = [count, M, N, K, low, K if high is None else high, _address(a), 0, _address(panels), 0]
         arguments += [_address(out), out.strides[0] // 4, int(add), count, 0, 0, 0]
-        self.run = Call(_library().address["gemm_packed"], arguments, (a, panels, out), alone=M * N * K < _SMALL)
+        self.run = Call(
+            _library().address["gemm_packed"], arguments, (a, panels, out), alone=M * N * K < _SMALL
+        )
 
     def __call__(self) -> None:
         """Compute ``out`` from what the arrays hold now."""
@@ -298,7 +320,18 @@ def gemm(a: F32, b: F32, out: F32, *, add: bool = False) -> None:
     batch, K, M = a.shape
     N = b.shape[2]
     panels = -(-N // PANEL)
-    arguments = [batch * panels, M, N, K, 0, K, _address(a), a.strides[1] // 4, _address(b), b.strides[1] // 4]
+    arguments = [
+        batch * panels,
+        M,
+        N,
+        K,
+        0,
+        K,
+        _address(a),
+        a.strides[1] // 4,
+        _address(b),
+        b.strides[1] // 4,
+    ]
     arguments += [_address(out), out.strides[1] // 4, int(add), panels]
     arguments += [array.strides[0] // 4 for array in (a, b, out)]
     Call(_library().address["gemm_plain"], arguments, (), alone=batch * M * N * K < _SMALL)()

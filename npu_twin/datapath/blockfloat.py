@@ -159,15 +159,16 @@ def _emit_quantise_rows(module: Any) -> str:
             for row, here in zip(rows, inside, strict=True):
                 address = b.select(here, t.at(a, b.add(b.mul(row, ld), k), I16), nothing)
                 lines.append(b.load(address, typ=short, align=2))
-            bits = [
-                b.shl(b.zext(column, whole), t.constant(whole, 16)) for column in _transposed(t, lines)
-            ]
+            bits = [b.shl(b.zext(column, whole), t.constant(whole, 16)) for column in _transposed(t, lines)]
             top = b.add(largest(bits), raised)
             sign = t.constant(whole, -(1 << 31))
             top = larger(top, largest([b.xor(x, sign) for x in bits]))
             top = b.and_(top, t.constant(whole, _EXPONENT))
             over = b.icmp_signed(">", top, limit)
-            with b.if_then(b.icmp_unsigned("!=", b.bitcast(over, ir.IntType(BLOCK)), ir.Constant(ir.IntType(BLOCK), 0)), likely=False):
+            with b.if_then(
+                b.icmp_unsigned("!=", b.bitcast(over, ir.IntType(BLOCK)), ir.Constant(ir.IntType(BLOCK), 0)),
+                likely=False,
+            ):
                 slot = t.at(t.arguments[0], i64(t.names.index("wide")), I64)
                 b.store(i64(1), slot)
             number = b.bitcast(b.or_(b.add(top, magic), t.constant(whole, 0x400000)), wide)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import sqrt
 from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
+
+from fixed_order.attention import attend
 
 from . import timeline
 from .profiler import Profiler
@@ -53,7 +54,7 @@ def embed(profiler: Profiler, table: Array, token_ids: Array) -> Array:
 def final_rms_norm(profiler: Profiler, row: Array, weight: Array, eps: float) -> Array:
     """RMSNorm of one row [emb] in f32 with f32 weight, one cast to bf16."""
     with host_op(profiler, "final_rms_norm", nbytes=6 * row.size, flops=4 * row.size):
-        x = widen(row)
+        x = widen(row)  # numpy's mean has one order on every CPU: pairs of eight running sums
         scale = np.float32(1.0) / np.sqrt(np.mean(x * x, dtype=np.float32) + np.float32(eps))
         normed: Array = (x * scale * widen(weight)).astype(bfloat16)
         return normed
@@ -69,14 +70,10 @@ def decode_attention(profiler: Profiler, q: Array, keys: Array, values: Array, n
     with host_op(
         profiler, "decode_attention_cpu", nbytes=4 * kv_heads * length * d, flops=4 * n_heads * length * d
     ):
-        query = widen(q).reshape(kv_heads, n_heads // kv_heads, d)
-        scores = query @ widen(np.ascontiguousarray(keys)).transpose(0, 2, 1)
-        scores *= np.float32(1.0 / sqrt(d))
-        scores -= scores.max(axis=-1, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(axis=-1, keepdims=True)
-        out = scores @ widen(np.ascontiguousarray(values))
-        return out.reshape(n_heads * d).astype(bfloat16)
+        out = np.empty((1, n_heads, d), np.uint16)
+        query = np.ascontiguousarray(q).view(np.uint16).reshape(1, n_heads, d)
+        attend(query, keys.view(np.uint16), values.view(np.uint16), out, keys=length)
+        return out.reshape(n_heads * d).view(bfloat16)
 
 
 def prefill_attention(
@@ -84,23 +81,16 @@ def prefill_attention(
 ) -> Array:
     """Causal attention of a whole prompt on the host in f32, for models whose heads no device kernel takes.
 
-    q [seq, n_heads * d], k and v [seq, n_kv_heads * d] bf16; returns [seq, n_heads * d] bf16. One head at
-    a time, so the scores of one head are all that is in memory.
+    q [seq, n_heads * d], k and v [seq, n_kv_heads * d] bf16; returns [seq, n_heads * d] bf16. One query of
+    one head at a time, so the scores of one query are all that is in memory.
     """
     seq = q.shape[0]
     d = q.shape[1] // n_heads
     flops = 4 * n_heads * seq * seq * d
     with host_op(profiler, "prefill_attention_cpu", nbytes=q.nbytes * 2 + k.nbytes * 2, flops=flops):
-        queries = widen(q).reshape(seq, n_heads, d)
-        keys, values = widen(k).reshape(seq, n_kv_heads, d), widen(v).reshape(seq, n_kv_heads, d)
-        hidden = np.triu(np.ones((seq, seq), dtype=bool), k=1)
-        out = np.empty((seq, n_heads, d), dtype=np.float32)
-        for head in range(n_heads):
-            kv = head // (n_heads // n_kv_heads)
-            scores = queries[:, head] @ keys[:, kv].T * np.float32(1.0 / sqrt(d))
-            scores[hidden] = -np.inf
-            scores -= scores.max(axis=1, keepdims=True)
-            np.exp(scores, out=scores)
-            scores /= scores.sum(axis=1, keepdims=True)
-            out[:, head] = scores @ values[:, kv]
-        return out.reshape(seq, n_heads * d).astype(bfloat16)
+        queries, keys, values = (
+            np.ascontiguousarray(x).view(np.uint16).reshape(seq, -1, d) for x in (q, k, v)
+        )
+        out = np.empty((seq, n_heads, d), np.uint16)
+        attend(queries, keys.transpose(1, 0, 2), values.transpose(1, 0, 2), out, keys=1, causal=True)
+        return out.reshape(seq, n_heads * d).view(bfloat16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ def inverse_frequencies(config: ModelConfig) -> Array:
     those above original/low_freq_factor, and blends in between (Llama 3.1 reference code).
     """
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    power = (config.rope_theta ** exponent.astype(np.float64)).astype(np.float32)
+    with localcontext() as digits:
+        digits.prec = 40  # a library's power is a step off on one CPU or another
+        powers = [float(Decimal(config.rope_theta) ** Decimal(e)) for e in exponent.tolist()]
+    power = np.array(powers).astype(np.float32)
     base = (np.float32(1.0) / power).astype(np.float64)
     scaling = config.rope_scaling
     if scaling.kind == "default":

@@ -213,5 +213,4 @@ def test_independent_audit(model_folder: Path, npu_options: Any, npu_record: Rec
     """The independent audit, in a process of its own and without caches."""
     outcome = phase7.for_options(model_folder, npu_options)
     npu_record("audit", outcome.payload)
-    npu_record("table", outcome.table)
     assert outcome.ok, outcome.message

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fixed_order.products import gemm
 from npu_twin.bf16 import NEAREST_EVEN, nearest_even, widen
 from npu_twin.datapath._steps import Step, as_bf16
 from npu_twin.datapath.arithmetic import Arithmetic
@@ -146,6 +147,13 @@ class _State:
     output: Any
 
 
+def _product(a: Any, b: Any) -> Any:
+    """f32 [B, M, N]: a[B, K, M]^T @ b[B, K, N], summed along K upward."""
+    out = torch.empty(a.shape[0], a.shape[2], b.shape[2])
+    gemm(a.numpy(), b.numpy(), out.numpy())
+    return out
+
+
 class _Kernel:
     """The computation for a batch of K/V heads, each with the group of query heads that share it."""
 
@@ -217,7 +225,7 @@ class _Kernel:
             p, total = self._probabilities(score, new)
             fade = self._exp2(ops.sub(m, new)).bfloat16()
             d.copy_(ops.add(ops.mul(d, fade), total))
-            product = torch.bmm(values[:, span].mT, p)
+            product = _product(values[:, span], p)
             acc.copy_(ops.cast(product.add_(ops.mul(acc, fade.unsqueeze(1)))))
             m.copy_(new)
         assert state is not None
@@ -227,7 +235,7 @@ class _Kernel:
         """State after a stage's first chunk: what it carried before was empty and adds exact zeros."""
         new = torch.amax(score, 1).clamp_(min=LOWEST)
         p, total = self._probabilities(score, new)
-        return _State(low, new, total, self.ops.cast(torch.bmm(values.mT, p)))
+        return _State(low, new, total, self.ops.cast(_product(values, p)))
 
     def _probabilities(self, score: Any, maximum: Any) -> tuple[Any, Any]:
         """Block-quantised probabilities f32 [B, chunk, columns], and their bf16 sums before quantisation."""
@@ -241,7 +249,7 @@ class _Kernel:
         score: Any = None
         for at in range(0, self.g.hd, self.g.depth):
             part = slice(at, at + self.g.depth)
-            product = torch.bmm(keys[:, part].mT, queries[:, part])
+            product = _product(keys[:, part], queries[:, part])
             score = self.ops.cast(product if score is None else product.add_(score))
         return score
 

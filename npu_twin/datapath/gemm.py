@@ -8,18 +8,20 @@ after every ``tile_k_l1`` step along K, which is why its error grows with the sq
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from npu_twin.bf16 import FLOOR, NEAREST_EVEN, U16
-from npu_twin.datapath._steps import Step, as_bf16, round_into, row_blocks, scratch, sequence, upper
+from fixed_order.products import GROUP, PackedProduct, groups, pack_columns
+from npu_twin.bf16 import F32, FLOOR, NEAREST_EVEN, U16
+from npu_twin.datapath._steps import Step, as_bf16, round_into, row_blocks, scratch, sequence
 from npu_twin.datapath.arithmetic import Arithmetic
-from npu_twin.datapath.blockfloat import check_blocked, quantise_, quantised_rows, weight_key
+from npu_twin.datapath.blockfloat import check_blocked, quantised_columns, quantised_rows, weight_key
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
+
+_Load = Callable[[], tuple[F32, U16]]
 
 
 def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithmetic) -> Step:
@@ -31,80 +33,62 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithme
     load = _loader(a.u16, b, choice)
 
     if launch.method == "external":
-        return _multiply(load, _tensor(out), None)
+        return _multiply(load, out.f32, None)
     if launch.method == "fused-cast":
         cast_rounding = choice.cast_rounding or choice.rounding or launch.attrs.get("cast_rounding", FLOOR)
         product = operands["scratch"]
-        return _multiply(load, _tensor(product), caster(product.f32, out.u16, str(cast_rounding)))
+        return _multiply(load, product.f32, caster(product.f32, out.u16, str(cast_rounding)))
     if launch.method == "direct" and choice.direct_cast != "once":
         step = int(launch.tile.get("tile_k_l1" if choice.direct_cast == "per_l1" else "tile_k_l2", 32))
-        return _multiply_rounding(load, (M, N), out, step, rounding)
+        return _multiply_rounding(load, (M, N, K), out, step, rounding)
 
     def run() -> None:
         acc = scratch("gemm.acc", (M, N))
-        left, right = load()
-        _mm(left, right, out=_from(acc))
+        PackedProduct(*load(), acc)()
         caster(acc, out.u16, rounding)()
 
     return run
 
 
-def _from(array: Any) -> Any:
-    return torch.from_numpy(array)
-
-
-def _tensor(view: OperandView) -> Any:
-    return _from(view.f32)
-
-
-def _mm(left: Any, right: Any, out: Any) -> None:
-    torch.mm(left, right, out=out)
-
-
-def _multiply(load: Any, out: Any, cast: Step | None) -> Step:
+def _multiply(load: _Load, out: F32, cast: Step | None) -> Step:
     def run() -> None:
-        left, right = load()
-        _mm(left, right, out=out)
+        PackedProduct(*load(), out)()
         if cast is not None:
             cast()
 
     return run
 
 
-def _loader(a: U16, b: OperandView, choice: Arithmetic) -> Any:
-    """Closure giving both operands as f32 tensors [M, K] and [K, N] with quantised content."""
+def _loader(a: U16, b: OperandView, choice: Arithmetic) -> _Load:
+    """Closure giving both operands with quantised content, packed for the product."""
     M, K = a.shape
-    N = b.shape[1]
     key = weight_key(choice)
-    transposed = a.T
 
-    def make() -> Any:
-        return quantised_rows(b.u16, choice)
+    def make() -> U16:
+        return pack_columns(quantised_columns(b.u16, choice))
 
-    def load() -> tuple[Any, Any]:
+    def load() -> tuple[F32, U16]:
         weight = b.derived(key, make)
-        left = scratch("wide.gemm.a", (K, M))
-        np.copyto(upper(left), transposed)
-        columns = _from(left)
-        quantise_(columns, choice)
-        right = _from(scratch("wide.gemm.b", (K, N)))
-        right.copy_(weight)
-        return columns.t(), right
+        left = scratch("gemm.left", (groups(M), K, GROUP))
+        quantised_rows(a, choice, left)
+        return left, weight
 
     return load
 
 
-def _multiply_rounding(load: Any, shape: tuple[int, int], out: OperandView, step: int, rounding: str) -> Step:
-    """Running sum held in bf16: add the f32 product of ``step`` along K, round, repeat."""
+def _multiply_rounding(
+    load: _Load, shape: tuple[int, int, int], out: OperandView, step: int, rounding: str
+) -> Step:
+    """Running sum held in bf16: go on summing over ``step`` along K in f32, round, repeat."""
+    M, N, K = shape
     target = as_bf16(out.u16)
 
     def run() -> None:
         left, right = load()
-        acc = scratch("gemm.acc", shape)
-        total = _from(acc)
-        total.zero_()
-        for k in range(0, left.shape[1], step):
-            total.addmm_(left[:, k : k + step], right[k : k + step])
+        acc = scratch("gemm.acc", (M, N))
+        total = torch.from_numpy(acc)
+        for k in range(0, K, step):
+            PackedProduct(left, right, acc, low=k, high=min(k + step, K), add=k > 0)()
             if rounding == NEAREST_EVEN:
                 target.copy_(total)
             else:
@@ -117,7 +101,7 @@ def _multiply_rounding(load: Any, shape: tuple[int, int], out: OperandView, step
 def caster(source: Any, target: U16, rounding: str) -> Step:
     """Closure that rounds f32[M, N] to bf16 bits. ``source`` survives."""
     if rounding == NEAREST_EVEN:
-        from_, to = _from(source), as_bf16(target)
+        from_, to = torch.from_numpy(source), as_bf16(target)
 
         def cast() -> None:
             to.copy_(from_)

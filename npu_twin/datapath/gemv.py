@@ -1,19 +1,18 @@
 """Matrix-vector products of the decode path: plain, cascade with residual, and norm + gate/up + SwiGLU.
 
-All sum in f32 without a block format (Xilinx/mlir-air e972f2942: mv.cc and the bf16_cascade example).
-``torch.mv`` on bf16 operands does the same (f32 accumulation, one rounding to nearest even) at memory
-bandwidth; results that need the unrounded sum widen the weight block by block instead.
+All sum in f32 without a block format (Xilinx/mlir-air e972f2942: mv.cc and the bf16_cascade example), in
+running sums as a vector unit has them (:class:`fixed_order.products.Gemv`), and round once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-import torch
 
+from fixed_order.products import Gemv
 from npu_twin.bf16 import F32, NEAREST_EVEN, U16
-from npu_twin.datapath._steps import Step, as_bf16, round_into, scratch, sequence, upper
+from npu_twin.datapath._steps import Step, round_into, scratch, sequence, upper
 from npu_twin.datapath.arithmetic import Arithmetic
 from npu_twin.datapath.norms import rms_norm_steps
 from npu_twin.datapath.tables import silu_table
@@ -23,22 +22,15 @@ from npu_twin.memory import OperandView
 CASCADE_CHUNK = 512
 """Length along K that one pass of the cascade kernel covers before its bf16 output is updated."""
 
-_WIDE_ELEMENTS = 1 << 18
-
 
 def prepare_gemv(launch: Launch, operands: Mapping[str, OperandView], choice: Arithmetic) -> Step:
     """out[M] = w[M, K] @ x[K], one rounding."""
     w, x, out = (operands[name].u16 for name in ("w", "x", "out"))
     rounding = choice.rounding_of(launch.rounding)
     if rounding == NEAREST_EVEN:
-        mv, weight, vector, target = torch.mv, as_bf16(w), as_bf16(x), as_bf16(out)
-
-        def run() -> None:
-            mv(weight, vector, out=target)
-
-        return run
+        return Gemv(w, x, out)
     total = scratch("gemv.total", (w.shape[0],))
-    return sequence([_product(w, _widener(x), total), round_into(total, out, rounding)])
+    return sequence([Gemv(w, x, total), round_into(total, out, rounding)])
 
 
 def prepare_gemv_add(launch: Launch, operands: Mapping[str, OperandView], choice: Arithmetic) -> Step:
@@ -58,7 +50,7 @@ def prepare_gemv_add(launch: Launch, operands: Mapping[str, OperandView], choice
     steps: list[Step] = [_fill(running)]
     for k in range(0, whole, step):
         part = slice(k, k + step)
-        steps.append(_product(w[:, part], _widener(x[part]), total))
+        steps.append(Gemv(w[:, part], x[part], total))
         steps.append(_accumulate(running, total))
         steps.append(round_into(total, upper(running), rounding))
     added = scratch("wide.residual", (M,))
@@ -78,7 +70,7 @@ def prepare_norm_gateup_swiglu(
     rounding = choice.rounding_of(launch.rounding)
     emb, hidden = launch.dims["emb"], launch.dims["hidden"]
     eps = float(launch.attrs.get("eps", 1e-5))
-    normed = scratch("wide.normed", (1, emb))
+    normed = np.zeros((1, emb), np.uint16)
     both = scratch("gemv.total", (2 * hidden,))
     rounded = np.zeros(2 * hidden, np.uint16)
     up, product = scratch("wide.up", (hidden,)), scratch("gemv.swiglu", (hidden,))
@@ -93,41 +85,13 @@ def prepare_norm_gateup_swiglu(
 
     return sequence(
         [
-            *rms_norm_steps(packed[:1], packed[1], upper(normed), eps, rounding),
-            _product(w, lambda: normed[0], both),
+            *rms_norm_steps(packed[:1], packed[1], normed, eps, rounding),
+            Gemv(w, normed[0], both),
             round_into(both, rounded, rounding),
             swiglu,
             round_into(product, out, rounding),
         ]
     )
-
-
-def _widener(bits: U16) -> Callable[[], F32]:
-    wide = np.zeros(bits.shape, np.float32)
-    top = upper(wide)
-
-    def widened() -> F32:
-        np.copyto(top, bits)
-        return wide
-
-    return widened
-
-
-def _product(w: U16, vector: Callable[[], F32], out: F32) -> Step:
-    """Closure: out[M] = w @ vector, summed and left in f32; the weight is widened in row blocks."""
-    weight = as_bf16(w)
-    M, K = w.shape
-    rows = max(1, _WIDE_ELEMENTS // K)
-    target = torch.from_numpy(out)
-
-    def run() -> None:
-        wide = torch.from_numpy(scratch("gemv.wide", (min(rows, M), K)))
-        x = torch.from_numpy(vector())
-        for start in range(0, M, rows):
-            part = weight[start : start + rows]
-            torch.mv(wide[: part.shape[0]].copy_(part), x, out=target[start : start + rows])
-
-    return run
 
 
 def _fill(array: F32) -> Step:

@@ -75,10 +75,9 @@ def test_gemm(method: str, shape: tuple[int, int, int]) -> None:
 def test_gemv() -> None:
     w, x = values(3, 1536, 576), values(4, 576)
     there = twin("gemv", {"M": 1536, "K": 576}, "external", {"w": w, "x": x})
-    for weight in (tensor(w), tensor(w).float()):
-        distance = ulps(products.gemv(tensor(x)[None], weight, LinearArithmetic("gemv")), there)
-        assert distance.max() <= 1
-        assert (distance > 0).mean() < 5e-3
+    distance = ulps(products.gemv(tensor(x)[None], tensor(w), LinearArithmetic("gemv")), there)
+    assert distance.max() <= 1
+    assert (distance > 0).mean() < 5e-3
 
 
 def test_gemv_cascade_with_residual() -> None:

@@ -100,11 +100,10 @@ def test_blocks_need_whole_k() -> None:
         products.block_quantise(torch.zeros(2, 12))
 
 
-@pytest.mark.parametrize("wide", [True, False])
-def test_gemv_rounds_once_from_f32(wide: bool) -> None:
+def test_gemv_rounds_once_from_f32() -> None:
     w, x = torch.randn(64, 512).to(torch.bfloat16), torch.randn(1, 512).to(torch.bfloat16)
     exact = (w.double() @ x[0].double()).float()
-    result = products.gemv(x, w.float() if wide else w, LinearArithmetic("gemv"))[0]
+    result = products.gemv(x, w, LinearArithmetic("gemv"))[0]
     ulp = 2.0 ** (torch.floor(torch.log2(exact.abs().clamp_min(2.0**-6))) - 7)
     assert ((result.float() - exact).abs() <= 0.52 * ulp).all()
 

@@ -16,10 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from llms.verify.contract.records import Array, frozen_copy
 from llms.verify.reference.arithmetic import (
@@ -35,8 +37,6 @@ from llms.verify.reference.hf import to_numpy
 
 ATTENTION = "npu2_matched"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-# Up to here decode weights are kept as f32, where torch's product is fast; larger ones stay bf16.
-_WIDE_PARAMETERS = 600_000_000
 _ACTIVATIONS = ("SiLU", "SiLUActivation")
 
 
@@ -113,10 +113,6 @@ class MatchedModel:
         self._phase: PhaseArithmetic | None = None
         self._counts: Counter[str] = Counter()
         self._generator = None if reorder is None else np.random.default_rng(reorder)
-        total = sum(
-            module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)
-        )
-        self._widen = total <= _WIDE_PARAMETERS
         self._expected = self._inject()
         self._cache: Any = None
         self._given: Any = None
@@ -140,7 +136,7 @@ class MatchedModel:
             layer.register_forward_hook(self._see)
         self.body.norm.forward = self._final_norm(self.body.norm)
         self.model.lm_head.forward = self._linear(self.model.lm_head, "lm_head")
-        self.body.rotary_emb.forward = _tables(self.body.rotary_emb)
+        self.body.rotary_emb.forward = _tables(self.body.rotary_emb, self.model.config)
         return expected
 
     def _inject_layer(self, layer: Any) -> Counter[str]:
@@ -196,7 +192,7 @@ class MatchedModel:
         return self._phase
 
     def _linear(self, module: Any, name: str) -> Callable[[Any], Any]:
-        store = _Weights(module.weight, self._widen, self._generator)
+        store = _Weights(module.weight, self._generator)
 
         def forward(x: Any) -> Any:
             if name == "lm_head":
@@ -414,11 +410,9 @@ class _Hook:
 class _Weights:
     """One projection in the forms that its two phases need, each made once."""
 
-    def __init__(self, weight: Any, widen: bool, generator: np.random.Generator | None) -> None:
+    def __init__(self, weight: Any, generator: np.random.Generator | None) -> None:
         self._weight = weight.detach()
-        self._widen = widen
         self._quantised: Any = None
-        self._wide: Any = None
         self._order: Any = None
         if generator is not None:
             blocks = generator.permutation(weight.shape[1] // products.BLOCK)
@@ -436,9 +430,7 @@ class _Weights:
             if self._quantised is None:
                 self._quantised = products.quantised_weight(self._weight)
             return products.gemm(x, self._quantised, how)
-        if self._wide is None:
-            self._wide = self._weight.float() if self._widen else self._weight
-        return products.gemv(x, self._wide, how)
+        return products.gemv(x, self._weight, how)
 
 
 def _attention(
@@ -449,11 +441,37 @@ def _attention(
     return module.npu_matched.owner.attend(query, key, value, attention_mask), None
 
 
-def _tables(rotary: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+class _ExactPower(TorchFunctionMode):
+    """Powers of a number rounded to f32 from forty digits; torch's own differ from CPU to CPU by one step."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.pow, torch.Tensor.__rpow__) and len(args) == 2:
+            exponent, base = args if func is torch.Tensor.__rpow__ else args[::-1]
+            if not isinstance(base, torch.Tensor):
+                with localcontext() as digits:
+                    digits.prec = 40
+                    values = [float(Decimal(base) ** Decimal(e)) for e in exponent.tolist()]
+                return torch.tensor(values, dtype=torch.float64).to(exponent.dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def _frequencies(rotary: Any, config: Any) -> Any:
+    """Inverse frequencies by HF's own code with exact powers; those of the model where these are others."""
+    with _ExactPower():
+        exact = type(rotary)(config).inv_freq
+    given = rotary.inv_freq
+    alike = given.dtype == exact.dtype and torch.allclose(exact, given, rtol=1e-6, atol=0.0)
+    return exact if alike else given
+
+
+def _tables(rotary: Any, config: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Cosine and sine of HF's own frequencies, angles in double precision, one cast to bf16."""
+    frequencies = _frequencies(rotary, config).double()
 
     def forward(x: Any, position_ids: Any) -> tuple[Any, Any]:
-        angles = position_ids[..., None].double() * rotary.inv_freq.double()
+        angles = position_ids[..., None].double() * frequencies
         both = torch.cat((angles, angles), -1)
         scale = rotary.attention_scaling
         return (both.cos() * scale).to(x.dtype), (both.sin() * scale).to(x.dtype)

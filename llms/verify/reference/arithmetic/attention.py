@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from llms.verify.reference.arithmetic import sums
 from llms.verify.reference.arithmetic.description import AttentionArithmetic
-from llms.verify.reference.arithmetic.products import BLOCK, block_quantise
+from llms.verify.reference.arithmetic.products import BLOCK, block_quantise, power_of_two
 
 _LOWEST = torch.finfo(torch.bfloat16).min
 _FRACTION = 9
@@ -30,8 +31,9 @@ def exp2_linear(x: Any) -> Any:
     fixed = torch.round(x.double().clamp(-1000.0, 1000.0) * 2**_FRACTION)
     whole = torch.floor(fixed / 2**_FRACTION)
     mantissa = torch.floor((fixed - whole * 2**_FRACTION) / 2 ** (_FRACTION - 7))
-    value = torch.ldexp(1.0 + mantissa / 128.0, whole.to(torch.int32))
+    value = (1.0 + mantissa / 128.0) * power_of_two(whole.clamp(-126, 127))
     value = torch.where(whole < -126, torch.zeros_like(value), value)
+    value = torch.where(whole > 127, torch.full_like(value, float("inf")), value)
     return value.to(torch.bfloat16)
 
 
@@ -105,7 +107,7 @@ class _Flash:
         total: Any = None
         for at in range(0, self.d, self.how.depth):
             part = slice(at, at + self.how.depth)
-            product = self.q[:, :, part] @ self.k[:, keys, part].transpose(1, 2)
+            product = sums.batched(self.q[:, :, part], self.k[:, keys, part])
             total = (product if total is None else product + total.float()).to(torch.bfloat16)
         return (total.float() + self.mask[:, keys]).to(torch.bfloat16)
 
@@ -121,8 +123,8 @@ class _Flash:
             new = torch.maximum(maximum, score.amax(-1))
             p = self.exp2((score.float() - new.unsqueeze(-1).float()).to(torch.bfloat16))
             fade = self.exp2((maximum.float() - new.float()).to(torch.bfloat16))
-            total = _add(_mul(total, fade), p.float().sum(-1).to(torch.bfloat16))
-            product = block_quantise(p.float()) @ self.v[:, keys]
+            total = _add(_mul(total, fade), sums.last_axis(p).to(torch.bfloat16))
+            product = sums.batched(block_quantise(p.float()), self.v[:, keys].transpose(1, 2))
             output = (product + _mul(output, fade.unsqueeze(-1)).float()).to(torch.bfloat16)
             maximum = new
         return maximum, total, output
@@ -140,7 +142,9 @@ def host_attention(q: Any, k: Any, v: Any, hidden: Any | None) -> Any:
     """f32 softmax attention with one cast at the end; shapes as in :func:`flash`, ``k`` may be longer."""
     group = q.shape[0] // k.shape[0]
     keys, values = (t.float().repeat_interleave(group, 0) for t in (k, v))
-    score = q.float() @ keys.transpose(1, 2) / math.sqrt(q.shape[2])
+    score = sums.batched(q, keys) / math.sqrt(q.shape[2])
     if hidden is not None:
         score = score.masked_fill(hidden, float("-inf"))
-    return (torch.softmax(score, -1) @ values).to(torch.bfloat16)
+    weights = sums.exponential(score - score.amax(-1, keepdim=True))
+    weights = weights / sums.last_axis(weights).unsqueeze(-1)
+    return sums.batched(weights, values.transpose(1, 2)).to(torch.bfloat16)

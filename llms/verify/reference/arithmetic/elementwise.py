@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from llms.verify.reference.arithmetic import sums
 from llms.verify.reference.arithmetic.rounding import cast
 
 LANES = 16
@@ -29,7 +30,8 @@ def rms_norm(x: Any, weight: Any, eps: float, rounding: str, width: int = 0) -> 
         return final_norm(x, weight, eps)
     wide = x.float()
     whole = torch.nn.functional.pad(wide, (0, -wide.shape[-1] % LANES))
-    squares = (whole * whole).reshape(*whole.shape[:-1], -1, LANES).sum(-2).sum(-1, keepdim=True)
+    lanes = (whole * whole).reshape(*whole.shape[:-1], -1, LANES).transpose(-2, -1)
+    squares = sums.last_axis(sums.last_axis(lanes)).unsqueeze(-1)
     count = x.shape[-1]
     if width > count:
         eps *= count / width
@@ -43,7 +45,8 @@ def rms_norm(x: Any, weight: Any, eps: float, rounding: str, width: int = 0) -> 
 def final_norm(x: Any, weight: Any, eps: float) -> Any:
     """The norm in front of the LM head: on the host, f32 throughout, one cast."""
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    mean = sums.last_axis(wide * wide).unsqueeze(-1) / x.shape[-1]
+    scale = 1.0 / torch.sqrt(mean + eps)
     return (wide * scale * weight.float()).to(torch.bfloat16)
 
 
@@ -70,7 +73,8 @@ def silu(gate: Any, rounding: str) -> Any:
     """gate * sigmoid(gate) as SiLU-and-Mul forms it: (1 + tanh(g/2)) / 2, then times g; halving is exact."""
     wide = gate.float()
     if rounding == "host":
-        return torch.nn.functional.silu(wide).to(torch.bfloat16)
+        exact = wide.double()
+        return (exact / (1.0 + torch.exp(-exact))).float().to(torch.bfloat16)
     argument = torch.round(wide.double() / 2 / TANH_GRID) * TANH_GRID
     table = torch.tanh(argument).float().to(torch.bfloat16)
     sigmoid = cast(1.0 + table.float(), rounding).float() / 2

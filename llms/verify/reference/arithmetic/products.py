@@ -2,7 +2,8 @@
 
 Blocks of eight neighbours along K share the exponent E = floor(log2(max |x|)); a mantissa has eight bits
 including its sign and the step 2**(E-6), rounded to nearest even; when one leaves -128..127, E is raised by
-one and the block rounded anew. Products are summed in f32 (order does not matter at published precision).
+one and the block rounded anew. Products are summed in f32, in the order of
+:mod:`llms.verify.reference.arithmetic.sums` (which one does not matter at published precision).
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from typing import Any
 
 import torch
 
+from llms.verify.reference.arithmetic import sums
 from llms.verify.reference.arithmetic.description import LinearArithmetic
 from llms.verify.reference.arithmetic.rounding import cast, floor_bf16
 
 BLOCK = 8
 _LEAST_EXPONENT = -119
 _CHUNK_ELEMENTS = 1 << 22
-_FEW_ROWS = 4
 
 
-def _power_of_two(exponent: Any) -> Any:
+def power_of_two(exponent: Any) -> Any:
     """2**exponent as f32, exact, for -126 <= exponent <= 127."""
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
@@ -35,7 +36,7 @@ def block_quantise(x: Any) -> Any:
     blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     peak = blocks.abs().amax(-1, keepdim=True)
     exponent = torch.frexp(peak).exponent.clamp_min(_LEAST_EXPONENT + 1) - 1
-    step = _power_of_two(exponent - 6)
+    step = power_of_two(exponent - 6)
     mantissa = torch.round(blocks / step)
     over = ((mantissa > 127) | (mantissa < -128)).any(-1, keepdim=True)
     if bool(over.any()):
@@ -70,36 +71,28 @@ def quantised_weight(weight: Any) -> Any:
 def gemm(x: Any, quantised: Any, how: LinearArithmetic) -> Any:
     """bf16 ``x[M, K]`` times a weight ``[N, K]`` from :func:`quantised_weight`; bf16 ``[M, N]``."""
     left = block_quantise(whole_blocks(x).float())
-    right = quantised.float()
     if how.method == "direct":
-        total = torch.zeros(x.shape[0], right.shape[0], dtype=torch.bfloat16)
-        for at in range(0, right.shape[1], how.step):
-            part = slice(at, at + how.step)
-            total = (total.float() + left[:, part] @ right[:, part].T).to(torch.bfloat16)
-        return total
-    product = left @ right.T
+        return _in_steps(left, quantised, how.step)
+    product = sums.products(left, quantised)
     return floor_bf16(product) if how.method == "fused-cast" else product.to(torch.bfloat16)
 
 
 def gemv(x: Any, weight: Any, how: LinearArithmetic) -> Any:
-    """bf16 ``x[M, K]`` times ``weight[N, K]`` (f32, or bf16 as stored), row by row; bf16 ``[M, N]``."""
+    """bf16 ``x[M, K]`` times bf16 ``weight[N, K]``, row by row; bf16 ``[M, N]``."""
     if how.method == "cascade":
-        total = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
-        for at in range(0, weight.shape[1], how.step):
-            part = slice(at, at + how.step)
-            total = (total.float() + x[:, part].float() @ weight[:, part].float().T).to(torch.bfloat16)
-        return total
+        return _in_steps(x, weight, how.step)
     if how.slices:
         return _in_slices(x, weight, how)
-    if x.shape[0] > _FEW_ROWS:
-        rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
-        wide = x.float()
-        parts = [wide @ weight[at : at + rows].float().T for at in range(0, weight.shape[0], rows)]
-        return torch.cat(parts, 1).to(torch.bfloat16)
-    if weight.dtype == torch.bfloat16:
-        # torch sums bf16 products in f32 here and rounds once, at the memory traffic of bf16.
-        return torch.stack([torch.mv(weight, row) for row in x])
-    return torch.stack([torch.mv(weight, row.float()) for row in x]).to(torch.bfloat16)
+    return sums.products(x, weight).to(torch.bfloat16)
+
+
+def _in_steps(x: Any, weight: Any, step: int) -> Any:
+    """The running sum rounded to bf16 after every ``step`` along K."""
+    total = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
+    for at in range(0, weight.shape[1], step):
+        product = sums.products(x[:, at : at + step], weight, at, at + step)
+        total = (total.float() + product).to(torch.bfloat16)
+    return total
 
 
 def _in_slices(x: Any, weight: Any, how: LinearArithmetic) -> Any:

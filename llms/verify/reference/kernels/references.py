@@ -1,7 +1,8 @@
 """What each kernel must compute: plain float32 numpy on the bf16 inputs, rounded once to the output type.
 
 No block formats, no staged rounding, no tables. These functions share no code with the twin, so an agreement
-between the two means something.
+between the two means something. Products of matrices are summed in float64: the order of a float32 sum is
+that of the BLAS at hand, which decides single roundings to bf16 and with them the figures of a GEMV.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ QUERY_BLOCK = 1024
 
 def gemm(a: F32, b: F32) -> F32:
     """a[M, K] @ b[K, N]."""
-    return np.asarray(a @ b, np.float32)
+    return np.asarray(a.astype(np.float64) @ b, np.float32)
 
 
 def gemv(w: F32, x: F32) -> F32:
     """w[M, K] @ x[K]."""
-    return np.asarray(w @ x, np.float32)
+    return np.asarray(w.astype(np.float64) @ x, np.float32)
 
 
 def gemv_add(w: F32, x: F32, residual: F32) -> F32:

@@ -26,8 +26,11 @@ def offered(provider: object, name: str) -> Callable[..., Any] | None:
     so that a model folder need not name every ability.
     """
     owner = getattr(getattr(provider, "build_runner", None), "__self__", None)
-    found = getattr(provider, name, None) or getattr(owner, name, None)
-    return found if callable(found) else None
+    for candidate in (provider, owner):
+        method: Callable[..., Any] | None = getattr(candidate, name, None)
+        if callable(method):
+            return method
+    return None
 
 
 def needed(provider: object, name: str) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ class AdoptHooks:
         _ = opened.checkpoint  # a missing one is one clear error, not one per gate
         return opened
 
-    @pytest.fixture(scope="module")
+    @pytest.fixture
     def foreign_adapter(self, request: pytest.FixtureRequest) -> RemoteAdapter:
         """The adapter of the adopted folder; nothing of it has been asked yet."""
         return self._adapter(request.path.parent)

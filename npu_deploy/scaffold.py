@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llms.llama_kernel_builder.deployment import describe
 from llms.verify.contract.models import ROOT
-from npu_deploy import folders, rows
+from npu_deploy import folders, gate_tests, rows
 from npu_deploy.checks import Candidate
 from npu_deploy.errors import PRECONDITION, USAGE, DeployError
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates" / "model"
 RECORD = "deployment.json"
-# The tests of every model folder are these files, byte for byte: one source, copied.
-EXEMPLAR = ROOT / "llama32_1b" / "tests"
-
 # template -> path in the folder; `{m}` is the model's name
 _FILES = {
     "__init__.py": "__init__.py",
@@ -145,7 +142,7 @@ def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold
             target = stage / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
-        copy_tests(stage / "tests")
+        gate_tests.write(stage / "tests")
         (stage / RECORD).write_text(_record(candidate, name, source), encoding="utf-8")
         stage.chmod(0o755)
         stage.rename(folder)
@@ -165,13 +162,6 @@ def _clear_stages(parent: Path) -> None:
         pid = stage.name.split(".")[-3] if stage.name.count(".") >= 4 else ""
         if pid.isdigit() and not Path("/proc", pid).exists():
             shutil.rmtree(stage, ignore_errors=True)
-
-
-def copy_tests(target: Path) -> None:
-    """Copy the gates that all model folders share."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(EXEMPLAR.glob("test_*.py")):
-        shutil.copyfile(path, target / path.name)
 
 
 def title_of(source: str, name: str) -> str:

@@ -16,11 +16,12 @@ import pytest
 
 from pytest_npu import newhooks
 from pytest_npu.bridges import benchmark_fixture
-from pytest_npu.core.constants import AWAKE, EXPECTED_KEY, FD_ENV
+from pytest_npu.core.constants import AWAKE, EXPECTED_KEY, FD_ENV, SUITE
 from pytest_npu.core.fixtures import (
     deployment,
     device_clock,
     hf_reference,
+    model_folder,
     npu_device,
     npu_lock,
     npu_options,
@@ -34,6 +35,7 @@ __all__ = [
     "deployment",
     "device_clock",
     "hf_reference",
+    "model_folder",
     "npu_device",
     "npu_lock",
     "npu_options",
@@ -98,6 +100,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
     """Wake before the first test module of a model is imported; `pytest_collect_file`."""
     config = parent.config
     if file_path.suffix == ".py" and config.stash[_FOLDERS].of(file_path) is not None:
+        pytest.register_assert_rewrite(SUITE)
         with contextlib.suppress(pytest.UsageError):  # raised again when the collection is over: exit code 4
             _wake(config)
 

@@ -10,7 +10,7 @@ import pytest
 
 from llms.verify.contract.deployment import Deployment
 from llms.verify.gates.phase6 import gate as gates
-from llms.verify.ladder import climbing as ladder
+from llms.verify.ladder import Ladder
 from npu_deploy.new import new_model
 from npu_twin import faults
 from tools.odd_models import make_checkpoint
@@ -170,9 +170,9 @@ def test_an_unseen_model_passes_the_gates(name: str, tmp_path: Path) -> None:
     assert outcome.ok, outcome.message
     found, _ = gates.layer_diagnosis(deployment, deployment.hf_reference(), prompts[0])
     assert not gates.diagnosis_problems(found)
-    climbed = ladder.run_ladder(deployment, deployment.hf_reference(), prompts, limits_up_to=0)
+    climbed = Ladder(deployment, deployment.hf_reference(), prompts, limits_up_to=0).climb()
     assert climbed.ok, climbed.message
     for fault in odd.planted:
         with faults.find(fault).plant():
-            climbed = ladder.run_ladder(deployment, deployment.hf_reference(), prompts[:1], limits_up_to=0)
+            climbed = Ladder(deployment, deployment.hf_reference(), prompts[:1], limits_up_to=0).climb()
         assert not climbed.ok, f"{fault} was seen by no rung"

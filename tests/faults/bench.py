@@ -22,16 +22,18 @@ from llms.llama_kernel_builder.deployment.session import compile_all
 from llms.llama_kernel_builder.exceptions import ToolkitError
 from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.outcome import Outcome
 from llms.verify.contract.topk import N_TOKENS
-from llms.verify.gates import optimisation
 from llms.verify.gates import phase7 as audit
 from llms.verify.gates.phase0 import gate as phase0
 from llms.verify.gates.phase1 import gate as phase1
 from llms.verify.gates.phase2 import gate as phase2
+from llms.verify.gates.phase4.gate import prefill_gate
+from llms.verify.gates.phase5.gate import decode_gate
 from llms.verify.gates.phase6 import gate as gates
-from llms.verify.gates.phase6.gate import GateOutcome
-from llms.verify.ladder import climbing as ladder
+from llms.verify.ladder.climbing import RUNGS, Ladder
 from llms.verify.ladder.thresholds import Thresholds
+from llms.verify.ladder.types import LadderOutcome
 from llms.verify.reference.matched import MatchedReference
 from npu_twin import injection
 from npu_twin.faults import STAGES, Fault
@@ -44,7 +46,7 @@ GATES: dict[str, str] = {
     "kernels": "phase1",
     "block": "phase2",
     TOKEN_SET: "phase3",
-    **dict.fromkeys(ladder.RUNGS, "phase3"),
+    **dict.fromkeys(RUNGS, "phase3"),
     "prefill_steps": "phase4",
     "decode_steps": "phase5",
     "compiled_lengths": "phase6",
@@ -265,16 +267,16 @@ class Bench:
 
     def _prefill_steps(self, deployment: Deployment, row: Row) -> None:
         with self._refusals(row):
-            _note(row, "prefill_steps", optimisation.prefill_gate(deployment, deployment.hf_reference()))
+            _note(row, "prefill_steps", prefill_gate(deployment, deployment.hf_reference()))
 
     def _decode_steps(self, deployment: Deployment, row: Row) -> None:
         with self._refusals(row):
-            _note(row, "decode_steps", optimisation.decode_gate(deployment, deployment.hf_reference()))
+            _note(row, "decode_steps", decode_gate(deployment, deployment.hf_reference()))
 
     def _lengths(self, deployment: Deployment, row: Row) -> None:
-        text = deployment.prompts(1)[0].ids
+        prompts, reference = deployment.prompts(1), deployment.hf_reference()
         with self._refusals(row):
-            result = ladder.compiled_lengths(deployment, text, _LONGEST, matched=self.matched)
+            result = Ladder(deployment, reference, prompts, matched=self.matched).over_lengths(_LONGEST)
             row.cells["compiled_lengths"] = Cell("passed") if result.ok else Cell("caught", result.message())
 
     def _audit(self, deployment: Deployment, row: Row) -> None:
@@ -289,17 +291,16 @@ class Bench:
             )
         row.cells["audit"] = Cell("passed") if outcome.ok else Cell("caught", outcome.message)
 
-    def climb(self, deployment: Deployment, prompts: Sequence[EncodedPrompt]) -> ladder.LadderOutcome:
+    def climb(self, deployment: Deployment, prompts: Sequence[EncodedPrompt]) -> LadderOutcome:
         """All rungs over the prompts, by the recorded limits, references shared."""
-        return ladder.judge_ladder(
+        return Ladder(
             deployment,
             deployment.hf_reference(),
             prompts,
             N_TOKENS,
-            self.thresholds,
+            thresholds=self.thresholds,
             matched=self.matched,
-            keep_reference=True,
-        )
+        ).climb()
 
 
 @contextmanager
@@ -329,5 +330,5 @@ def _of_interest(cases: Sequence[phase1.KernelCase], ops: Sequence[str]) -> list
     return chosen
 
 
-def _note(row: Row, gate: str, outcome: GateOutcome) -> None:
+def _note(row: Row, gate: str, outcome: Outcome) -> None:
     row.cells[gate] = Cell("passed" if outcome.ok else "caught", outcome.message)

@@ -14,7 +14,7 @@ import pytest
 import llms
 from llms.llama_kernel_builder import driver
 from llms.verify.contract.deployment import Deployment
-from llms.verify.ladder.climbing import run_ladder
+from llms.verify.ladder.climbing import Ladder
 from llms.verify.ladder.thresholds import load_file
 from tools.thresholds.faults import FAULTS, ModelFault, fault
 
@@ -49,7 +49,7 @@ def test_a_planted_fault_fails_the_ladder(model: str, planted: ModelFault) -> No
     subject = deployment(model)
     subject.release_runners()
     with planted.plant(subject.config()):
-        outcome = run_ladder(subject, subject.hf_reference(), subject.prompts(1), N_TOKENS)
+        outcome = Ladder(subject, subject.hf_reference(), subject.prompts(1), N_TOKENS).climb()
     failed = [rung.name for rung in outcome.rungs if rung.status == "failed"]
     assert failed, f"{planted.name} ({planted.what}) was seen by no rung"
     assert "layer" in outcome.message or "step" in outcome.message or "prefill" in outcome.message
@@ -61,7 +61,7 @@ def test_a_clean_device_raises_no_alarm(model: str) -> None:
     subject = deployment(model)
     subject.release_runners()
     prompts = (subject.encode("Name three rivers.", "instruct"), subject.encode("Once upon a time", "base"))
-    outcome = run_ladder(subject, subject.hf_reference(), prompts, N_TOKENS)
+    outcome = Ladder(subject, subject.hf_reference(), prompts, N_TOKENS).climb()
     assert outcome.ok, outcome.message
     assert {rung.status for rung in outcome.rungs} == {"passed"}
 
@@ -71,7 +71,7 @@ def test_a_faulty_layer_is_named() -> None:
     subject = deployment("smollm2_135m")
     subject.release_runners()
     with fault("gate_up_swapped").plant(subject.config()):
-        outcome = run_ladder(subject, subject.hf_reference(), subject.prompts(1), N_TOKENS)
+        outcome = Ladder(subject, subject.hf_reference(), subject.prompts(1), N_TOKENS).climb()
     assert "output of layer 2" in outcome.rung("layer_check").message()
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from llms.checkpoints import CheckpointError
-from llms.verify.contract.deployment import Deployment, DeploymentError, find_folder, known_models
+from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.models import DeploymentError, find_folder, known_models
 
 ADAPTER = """
 from types import SimpleNamespace

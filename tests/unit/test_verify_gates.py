@@ -13,15 +13,10 @@ import pytest
 
 import llms.verify
 from llms.checkpoints import Checkpoint
-from llms.verify import (
-    DecodeStepRecord,
-    Deployment,
-    EncodedPrompt,
-    HFReference,
-    HFRunner,
-    PrefillRecord,
-)
+from llms.verify import DecodeStepRecord, Deployment, PrefillRecord
+from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.gates.phase6.gate import layer_diagnosis, topk_gate
+from llms.verify.reference.hf import HFReference, HFRunner
 
 PROMPTS = (EncodedPrompt("one", (3, 17, 5), "base"), EncodedPrompt("two", (60, 22, 8, 9), "base"))
 

@@ -18,9 +18,11 @@ import pytest
 import torch
 
 from llms.checkpoints import Checkpoint
-from llms.verify import DecodeProbe, DecodeStepRecord, EncodedPrompt, HFReference, PrefillRecord
+from llms.verify.contract.chat import EncodedPrompt
+from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.records import DecodeProbe, DecodeStepRecord, PrefillRecord
 from llms.verify.ladder.calibration import calibrated
-from llms.verify.ladder.climbing import LadderOutcome, run_ladder
+from llms.verify.ladder.climbing import Ladder
 from llms.verify.ladder.thresholds import Limit, ThresholdError, Thresholds, load_file
 from llms.verify.ladder.types import Judge
 from llms.verify.reference.arithmetic import (
@@ -254,10 +256,14 @@ class Subject:
     name = "played"
     tokenizer = Tokenizer()
     cache: ReferenceCache | None = None
+    on_device = Deployment.on_device
+    once = Deployment.once
 
     def __init__(self, checkpoint: Checkpoint, runner: Any) -> None:
         self.checkpoint = self.reference_checkpoint = checkpoint
         self._runner = runner
+        self._kept: dict[Any, Any] = {}
+        self._errors: dict[Any, Exception] = {}
         self.events: list[str] = []
 
     def runner(self, max_seq: int) -> Any:
@@ -286,7 +292,7 @@ def hf(checkpoint: Checkpoint) -> HFReference:
 
 def climb(checkpoint: Checkpoint, hf: HFReference, runner: Any) -> LadderOutcome:
     subject: Any = Subject(checkpoint, runner)
-    return run_ladder(subject, hf, PROMPTS, N_TOKENS, thresholds=FixedThresholds())
+    return Ladder(subject, hf, PROMPTS, N_TOKENS, thresholds=FixedThresholds()).climb()
 
 
 def test_a_clean_device_passes_every_rung(checkpoint: Checkpoint, hf: HFReference, device_model: Any) -> None:
@@ -351,14 +357,14 @@ def test_a_checkpoint_nobody_measured(
     """Its limits come from a second implementation on the same prompts, and are kept."""
     subject: Any = Subject(checkpoint, Full(device_model, kind))
     subject.cache = ReferenceCache(tmp_path)
-    outcome = run_ladder(subject, hf, PROMPTS, N_TOKENS)
+    outcome = Ladder(subject, hf, PROMPTS, N_TOKENS).climb()
     assert outcome.ok is (rung is None), outcome.message
     if rung is not None:
         assert outcome.rung(rung).status == "failed"
         assert "sums in another order" in outcome.rung(rung).message()
     kept = len(list(tmp_path.iterdir()))
     subject._runner = Full(device_model)
-    again = run_ladder(subject, hf, PROMPTS, N_TOKENS)
+    again = Ladder(subject, hf, PROMPTS, N_TOKENS).climb()
     assert again.ok
     assert len(list(tmp_path.iterdir())) == kept
 
@@ -391,8 +397,8 @@ def test_the_device_is_held_for_device_work_only(
         yield
         subject.events.append("free")
 
-    run_ladder(subject, hf, PROMPTS[:1], 3, thresholds=FixedThresholds(), device=lock())
-    assert subject.events == ["runner", "held", "released", "free"]
+    Ladder(subject, hf, PROMPTS[:1], 3, lock(), FixedThresholds()).climb()
+    assert list(dict.fromkeys(subject.events)) == ["runner", "held", "released", "free"]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 96, 49152, 151936])
@@ -411,7 +417,7 @@ def test_made_up_tokens_reach_the_ends_of_the_vocabulary(vocab_size: int) -> Non
 def test_no_prompts(checkpoint: Checkpoint, hf: HFReference) -> None:
     subject: Any = Subject(checkpoint, None)
     with pytest.raises(ValueError, match="at least one prompt"):
-        run_ladder(subject, hf, (), N_TOKENS, thresholds=FixedThresholds())
+        Ladder(subject, hf, (), N_TOKENS, thresholds=FixedThresholds())
 
 
 def test_the_worst_value_is_kept_and_nan_is_worst() -> None:

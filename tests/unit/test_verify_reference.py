@@ -251,7 +251,7 @@ def test_bad_requests_are_refused(tiny: Checkpoint) -> None:
 _WRITER = """
 import sys, numpy as np
 from pathlib import Path
-from llms.verify.reference_cache import ReferenceCache
+from llms.verify.reference.cache import ReferenceCache
 cache = ReferenceCache(Path(sys.argv[1]))
 print("ready", flush=True)
 while True:

@@ -22,7 +22,7 @@ from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.contract.deployment import Deployment
 from llms.verify.contract.prompts import STYLES
 from llms.verify.contract.topk import N_TOKENS
-from llms.verify.ladder.climbing import LadderOutcome, judge_ladder
+from llms.verify.ladder.climbing import Ladder
 from llms.verify.ladder.edges import capture_edges, edges
 from llms.verify.ladder.thresholds import FILE, FORMAT_VERSION, POOLED, floor_of, threshold_key
 from llms.verify.ladder.types import RungResult
@@ -99,19 +99,10 @@ class _Raw:
 
 
 def _measure(
-    deployment: Deployment, prompts: list[EncodedPrompt], matched: MatchedReference, max_seq: int, keep: bool
-) -> LadderOutcome:
-    return judge_ladder(
-        deployment,
-        deployment.hf_reference(),
-        prompts,
-        N_TOKENS,
-        None,
-        matched=matched,
-        keep_runners=keep,
-        keep_reference=True,
-        max_seq=max_seq,
-    )
+    deployment: Deployment, prompts: list[EncodedPrompt], matched: MatchedReference, max_seq: int
+) -> tuple[RungResult, ...]:
+    ladder = Ladder(deployment, deployment.hf_reference(), prompts, matched=matched)
+    return ladder.measure(max_seq).rungs
 
 
 def _measure_clean(deployment: Deployment, prompts: dict[str, EncodedPrompt], raw: _Raw) -> None:
@@ -122,7 +113,7 @@ def _measure_clean(deployment: Deployment, prompts: dict[str, EncodedPrompt], ra
         for index, (prompt_name, prompt) in enumerate(prompts.items()):
             name = f"{label} {prompt_name}"
             if name not in raw and not (label == "reordered" and index % 4):
-                raw.put(name, _measure(deployment, [prompt], matched, max_seq, keep=True).rungs)
+                raw.put(name, _measure(deployment, [prompt], matched, max_seq))
     deployment.release_runners()
 
 
@@ -135,8 +126,10 @@ def _measure_faults(
         if not one.applies(deployment.config()) or (name in raw and one.name not in (again or ())):
             continue
         with one.plant(deployment.config()):
-            outcome = _measure(deployment, prompts, matched, len(prompts[0]) + N_TOKENS, keep=False)
-            raw.put(name, outcome.rungs)
+            try:
+                raw.put(name, _measure(deployment, prompts, matched, len(prompts[0]) + N_TOKENS))
+            finally:
+                deployment.release_runners()
 
 
 def _measure_edges(deployment: Deployment, raw: _Raw) -> None:

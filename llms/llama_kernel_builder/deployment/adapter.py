@@ -92,7 +92,7 @@ class ModelAdapter:
         if config == self.config:
             _same_shapes(config, checkpoint)
         session = Session(self.inference, checkpoint, tokenizer, max_seq, config=config, npu_attn=npu_attn)
-        return ProductionRunner(model_name, session, lite_mode=lite_mode)
+        return ProductionRunner(model_name, session, lite_mode=lite_mode, published=self.config)
 
 
 _SHAPES = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")

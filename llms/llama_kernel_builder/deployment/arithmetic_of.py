@@ -31,7 +31,7 @@ _PROJECTIONS = {
 _BIASES = ("bq", "bk", "bv", "bo")
 _NORMS = {"norm_w": "input_norm", "ffn_norm_w": "post_norm"}
 # Length along K of one pass of the cascade GEMV (mlir-air e972f2942, bf16_cascade).
-_CASCADE_STEP = 512
+CASCADE_STEP = 512
 
 
 def describe_arithmetic(
@@ -116,7 +116,7 @@ def _linear(spec: KernelSpec) -> LinearArithmetic:
     if spec.op == "gemv":
         return LinearArithmetic("gemv")
     if spec.op == "gemv_add":
-        return LinearArithmetic("cascade", _CASCADE_STEP)
+        return LinearArithmetic("cascade", CASCADE_STEP)
     return LinearArithmetic("fused-cast" if spec.method == "fused-cast" else "drain")
 
 

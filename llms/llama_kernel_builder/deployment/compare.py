@@ -8,7 +8,6 @@ from llms.llama_kernel_builder.deployment import describe
 
 if TYPE_CHECKING:
     from llms.llama_kernel_builder.model_config import ModelConfig
-    from llms.verify.contract.deployment import Deployment
 
 #: The exemplar that published work is compared with.
 REFERENCE_MODEL = "llama32_1b"
@@ -19,18 +18,18 @@ DEFINITION = (
 )
 
 
-def beside_silicon(deployment: Deployment) -> dict[str, Any]:
+def comparison(name: str, config: ModelConfig) -> dict[str, Any]:
     """Payload of a record `comparison`: `definition` and `rows` of figures at the published prompt length.
 
-    Predictions are for the configuration that a model folder states, not for a tiny checkpoint, and need no
-    weights. A row has what, device, checkpoint, seq_len, ttft_ms, tpot_ms, source; a figure may be None.
+    `config`: the one that the model folder `name` states, not that of a tiny checkpoint; no weights are
+    needed. A row has what, device, checkpoint, seq_len, ttft_ms, tpot_ms, source; a figure may be None.
     """
     from llms.verify.contract.deployment import load_adapter
-    from llms.verify.contract.models import find_model
+    from llms.verify.contract.models import find_folder
 
-    rows = _rows(deployment.name, load_adapter(deployment.folder).CONFIG)
-    if deployment.name != REFERENCE_MODEL:
-        reference = load_adapter(find_model(REFERENCE_MODEL).folder).CONFIG
+    rows = _rows(name, config)
+    if name != REFERENCE_MODEL:
+        reference = load_adapter(find_folder(REFERENCE_MODEL)).CONFIG
         rows += _rows(f"{REFERENCE_MODEL}, the reference model", reference)
     return {"definition": DEFINITION, "rows": rows}
 

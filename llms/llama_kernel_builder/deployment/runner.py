@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from llms.llama_kernel_builder import host_ops
 from llms.llama_kernel_builder.deployment.arithmetic_of import describe_arithmetic
+from llms.llama_kernel_builder.deployment.forms import SessionForms
+from llms.llama_kernel_builder.deployment.performance import SessionPerformance
 from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.exceptions import BadArgument, SequenceTooLong
 from llms.llama_kernel_builder.llama_loop import BUCKETS, bucket_for
+from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.verify.contract.abilities import Forms, Performance
 from llms.verify.contract.records import DecodeProbe, DecodeStepRecord, PrefillRecord
 from llms.verify.reference.arithmetic import DeviceArithmetic
 
@@ -21,11 +26,15 @@ class ProductionRunner:
     """NpuRunner over a Session.
 
     `prefill` resets all per-prompt state; `decode_step` before it is an error. In lite mode no
-    layer outputs are collected. Logits and hidden states are handed over as float32.
+    layer outputs are collected. Logits and hidden states are handed over as float32. `published`: the
+    configuration that the model folder states, where it is known.
     """
 
-    def __init__(self, name: str, session: Session, *, lite_mode: bool = False) -> None:
+    def __init__(
+        self, name: str, session: Session, *, lite_mode: bool = False, published: ModelConfig | None = None
+    ) -> None:
         self.name = name
+        self.published = published
         self.session = session
         self.lite_mode = lite_mode
         self._kv: tuple[Array, Array] | None = None
@@ -98,6 +107,15 @@ class ProductionRunner:
     def rope_table(self) -> Array:
         """The rotary table in use: float32 [positions, head_dim], a row is [cos half | sin half]."""
         return host_ops.widen(self.session.rope_lut)
+
+    def forms(self) -> Forms:
+        """The unfused, the merged and the production form of this model, for phases 3 to 5."""
+        return SessionForms(self.session)
+
+    def performance(self, tokenise: Callable[[], Sequence[int]], n_tokens: int) -> Performance:
+        """Prepare for a prompt of `n_tokens` tokens, which `tokenise` gives; nothing of it is timed."""
+        self.session.prepare(n_tokens)
+        return SessionPerformance(self.session, tokenise, n_tokens, self.published)
 
     def close(self) -> None:
         """Release the device."""

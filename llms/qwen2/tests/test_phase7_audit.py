@@ -1,17 +1,3 @@
-"""Phase 7: the independent audit, in a process of its own and without caches; writes evaluation_report.md."""
+"""Phase 7: the independent audit, in a process of its own and without caches."""
 
-from pathlib import Path
-
-import pytest
-
-from llms.verify.gates import phase7 as audit
-
-pytestmark = [pytest.mark.phase7, pytest.mark.slow]
-FOLDER = Path(__file__).resolve().parents[1]
-
-
-def test_independent_audit(npu_options, npu_record):
-    outcome = audit.for_options(FOLDER, npu_options)
-    npu_record("audit", outcome.payload)
-    npu_record("table", outcome.table)
-    assert outcome.ok, outcome.message
+from llms.verify.suite import test_independent_audit  # noqa: F401

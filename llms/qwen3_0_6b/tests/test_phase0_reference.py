@@ -1,14 +1,3 @@
 """Phase 0: weights, configuration, rotary angles, tokens and the reference run."""
 
-import pytest
-
-from llms.verify.gates.phase0 import gate as phase0
-
-pytestmark = pytest.mark.phase0
-
-
-@pytest.mark.parametrize("check", phase0.CHECKS)
-def test_reference(check, deployment, hf_reference, npu_options, npu_record):
-    outcome = phase0.run(check, deployment, hf_reference, npu_options.n_tokens)
-    npu_record("phase0", outcome.payload)
-    assert outcome.ok, outcome.message
+from llms.verify.suite import test_reference  # noqa: F401

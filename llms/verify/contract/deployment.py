@@ -17,15 +17,20 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from llms.checkpoints import Checkpoint, resolve
+from llms.verify.contract.abilities import offered
 from llms.verify.contract.capture import Capture, DiagnosisCapture, capture, capture_diagnosis
 from llms.verify.contract.chat import EncodedPrompt, encode_prompt
+from llms.verify.contract.models import ADAPTER, ROOT
+from llms.verify.contract.models import DeploymentError as DeploymentError
+from llms.verify.contract.models import find_folder as find_folder
 from llms.verify.contract.prompts import STYLES, PromptStyle, load_prompts
 from llms.verify.contract.records import NpuRunner
 from llms.verify.contract.topk import N_TOKENS, K
@@ -33,7 +38,6 @@ from llms.verify.reference.cache import ReferenceCache
 from llms.verify.reference.hf import HFReference
 from llms.verify.reference.matched import MatchedReference
 
-ADAPTER = "verify_adapter.py"
 MAX_SEQ = 2048
 # Tokens that a gate generates at most: those of the token-set gate, and the decode step that is profiled.
 GENERATED = N_TOKENS + 1
@@ -43,35 +47,13 @@ CONFIG_FIELDS = ("n_layers", "emb_dim", "n_kv_heads", "head_dim")
 _FUNCTIONS = ("resolve_model", "build_config", "build_runner")
 _RUNNER_MEMBERS = ("name", "prefill", "decode_step")
 
+Device = AbstractContextManager[Any]
+"""Held while a gate works on the device: the NPU lock on silicon."""
 
-class DeploymentError(Exception):
-    """A model folder or its adapter cannot be used; the text says which and what is missing."""
+NO_DEVICE: Device = nullcontext()
+"""For a device that nobody else can use."""
 
-
-def known_models(root: Path | None = None) -> tuple[str, ...]:
-    """Return the names of the model folders with an adapter below ``root`` (default: package ``llms``)."""
-    folder = root if root is not None else _package_folder()
-    return tuple(sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER}")))
-
-
-def find_folder(path_or_model_name: str | Path) -> Path:
-    """Return the folder of a model, given its name or any path to it.
-
-    Raises:
-        DeploymentError: there is no such folder or it has no adapter; the text lists the known models.
-    """
-    candidates = [Path(path_or_model_name), _package_folder() / Path(path_or_model_name).name]
-    for folder in candidates:
-        if (folder / ADAPTER).is_file():
-            return folder.resolve()
-    known = ", ".join(known_models()) or "none"
-    if any(folder.is_dir() for folder in candidates):
-        problem = f"model folder {path_or_model_name} has no {ADAPTER}"
-    else:
-        problem = f"unknown model {str(path_or_model_name)!r}"
-    raise DeploymentError(
-        f"{problem}. Known models: {known}. Name one of them or a folder that holds {ADAPTER}."
-    )
+_T = TypeVar("_T")
 
 
 def load_adapter(folder: Path) -> ModuleType:
@@ -84,7 +66,7 @@ def load_adapter(folder: Path) -> ModuleType:
         DeploymentError: the import fails or names of the contract are missing.
     """
     try:
-        if folder.parent == _package_folder():
+        if folder.parent == ROOT:
             module = importlib.import_module(f"llms.{folder.name}.{Path(ADAPTER).stem}")
         else:
             module = _import_by_path(folder / ADAPTER)
@@ -148,6 +130,8 @@ class Deployment:
         self.model_name = str(adapter.resolve_model(wanted))
         self._runners: dict[tuple[int, bool, bool], NpuRunner] = {}
         self._references: dict[tuple[str, bool], HFReference] = {}
+        self._kept: dict[Hashable, Any] = {}
+        self._errors: dict[Hashable, Exception] = {}
 
     @classmethod
     def from_folder(
@@ -324,9 +308,61 @@ class Deployment:
         """Drop the built runners (a runner's optional ``close()`` is called), so that the device is free."""
         while self._runners:
             _, runner = self._runners.popitem()
-            close = getattr(runner, "close", None)
-            if callable(close):
-                close()
+            _close(runner)
+
+    @contextmanager
+    def on_device(
+        self,
+        device: Device = NO_DEVICE,
+        lengths: Collection[int] = (),
+        *,
+        max_seq: int = MAX_SEQ,
+        runner: NpuRunner | None = None,
+        keep: bool = False,
+    ) -> Iterator[NpuRunner]:
+        """Build and prepare a runner, then hold ``device`` until the runner's contexts are closed again.
+
+        Loading weights and compiling need no device, so they come before it is taken.
+
+        Args:
+            device: what is held, see :data:`Device`.
+            lengths: numbers of prompt tokens to prepare for.
+            max_seq: positions of the KV cache.
+            runner: one that was built elsewhere, instead of :meth:`runner`.
+            keep: leave the runners open at the end.
+        """
+        used = runner if runner is not None else self.runner(max_seq)
+        prepare = offered(used, "prepare")
+        if prepare is not None:
+            for length in sorted(set(lengths)):
+                prepare(length)
+        with device:
+            try:
+                yield used
+            finally:
+                if not keep:
+                    if runner is not None:
+                        _close(runner)
+                    self.release_runners()
+
+    def once(self, key: Hashable, compute: Callable[[], _T], *, retry: bool = False) -> _T:
+        """What ``compute`` returns, computed once per deployment and key: several tests judge one pass.
+
+        An error is kept as well and raised again, so that a device that fails is not tried by every test;
+        ``retry`` computes again after an error.
+        """
+        if key in self._errors and not retry:
+            error = self._errors[key]
+            raise error.with_traceback(None)
+        if key not in self._kept:
+            self._errors.pop(key, None)
+            try:
+                self._kept[key] = compute()
+            except Exception as error:
+                self._errors[key] = error
+                raise
+        kept: _T = self._kept[key]
+        return kept
 
     def hf_reference(self, *, dtype: str = "bfloat16", use_cache: bool | None = None) -> HFReference:
         """Return the HF reference of this deployment, one object per set of arguments.
@@ -394,8 +430,10 @@ class Deployment:
         return capture_diagnosis(self.runner(max_seq), prompt.ids, forced)
 
 
-def _package_folder() -> Path:
-    return Path(__file__).resolve().parents[2]
+def _close(runner: NpuRunner) -> None:
+    close = offered(runner, "close")
+    if close is not None:
+        close()
 
 
 def _names_checkpoint(name: str) -> bool:

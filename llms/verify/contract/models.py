@@ -1,4 +1,4 @@
-"""The model folders of this package: what `npu-deploy list` shows and `run` accepts."""
+"""Which model folders exist and where: the one place that finds them. Reads source only, imports no model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+"""The package that holds the model folders."""
+
+ADAPTER = "verify_adapter.py"
+"""A folder that holds this file is a model folder."""
+
+
+class DeploymentError(Exception):
+    """A model folder or its adapter cannot be used; the text says which and what is missing."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +32,39 @@ class ModelFolder:
         return self.folder / "tests"
 
 
+def known_models(root: Path = ROOT) -> tuple[str, ...]:
+    """Names of the model folders below ``root``, sorted."""
+    return tuple(sorted(path.parent.name for path in root.glob(f"*/{ADAPTER}")))
+
+
 def model_folders(root: Path = ROOT) -> list[ModelFolder]:
-    """All folders with a `verify_adapter.py`, by name. Reads source only, so it costs no import."""
-    return [read_folder(path.parent) for path in sorted(root.glob("*/verify_adapter.py"))]
+    """All model folders below ``root``, by name."""
+    return [read_folder(root / name) for name in known_models(root)]
 
 
-def find_model(name: str, root: Path = ROOT) -> ModelFolder:
-    """Return one model; raises LookupError listing the known ones."""
-    folders = model_folders(root)
-    for model in folders:
-        if model.name == name:
-            return model
-    known = ", ".join(model.name for model in folders) or "none"
-    raise LookupError(f"no model folder '{name}'; known: {known}")
+def find_folder(path_or_model_name: str | Path) -> Path:
+    """The folder of a model, given its name or any path to it.
+
+    Raises:
+        DeploymentError: there is no such folder or it has no adapter; the text lists the known models.
+    """
+    candidates = [Path(path_or_model_name), ROOT / Path(path_or_model_name).name]
+    for folder in candidates:
+        if (folder / ADAPTER).is_file():
+            return folder.resolve()
+    known = ", ".join(known_models()) or "none"
+    if any(folder.is_dir() for folder in candidates):
+        problem = f"model folder {path_or_model_name} has no {ADAPTER}"
+    else:
+        problem = f"unknown model {str(path_or_model_name)!r}"
+    raise DeploymentError(
+        f"{problem}. Known models: {known}. Name one of them or a folder that holds {ADAPTER}."
+    )
+
+
+def find_model(path_or_model_name: str | Path) -> ModelFolder:
+    """As :func:`find_folder`, read."""
+    return read_folder(find_folder(path_or_model_name))
 
 
 def read_folder(folder: Path) -> ModelFolder:

@@ -1,107 +1,73 @@
 """One form of a deployment, measured: what it dispatches, how long it takes, what it says.
 
-A form is the same production functions with one optimisation more or less (:class:`Form`). Times are on the
-device clock, set-up excluded; the first run of a form (contexts open, caches fill) is the token-set gate's
-and never a time of the prefill.
+A form (:class:`llms.verify.contract.abilities.Form`) is the same production functions with one optimisation
+more or less; the runner builds it (ability ``forms()``). Times are on the device clock, set-up excluded; the
+first run of a form (contexts open, caches fill) is the token-set gate's and never a time of the prefill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from llms.llama_kernel_builder import host_ops
-from llms.llama_kernel_builder.deployment.runner import ProductionRunner
-from llms.llama_kernel_builder.deployment.session import Session
-from llms.llama_kernel_builder.llama_loop import BUCKETS, bucket_for
-from llms.llama_kernel_builder.specs import KernelSpec
+from llms.verify.contract.abilities import (
+    UNFUSED,
+    PRODUCTION,
+    BuiltForm,
+    Dispatch,
+    Form,
+    Forms,
+    LeafKernel,
+    TimedStep,
+    needed,
+)
 from llms.verify.contract.capture import DiagnosisCapture, capture_diagnosis
 from llms.verify.contract.chat import EncodedPrompt
-from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
+from llms.verify.contract.records import Array
 from llms.verify.contract.topk import N_TOKENS, GateResult, TokenStep, TokenTrace, judge
 from llms.verify.gates.phase1 import kernel_laws
 from llms.verify.reference.hf import HFReference
 
-Array = np.ndarray[Any, Any]
 # Runs are repeated until two agree, at least twice; 20 are what the mlir-air LLM examples time.
 FEWEST_RUNS, MOST_RUNS, AGREEMENT = 2, 20, 2e-3
 PROBED_TOKENS = 4
 
 
-@dataclass(frozen=True)
-class Form:
-    """merged: one ELF per block instead of one per kernel. resident: activations stay on the device."""
-
-    name: str
-    merged: bool
-    resident: bool
-
-
-UNFUSED = Form("unfused", merged=False, resident=False)
-MERGED = Form("merged", merged=True, resident=False)
-PRODUCTION = Form("merged, buffers reused", merged=True, resident=True)
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """What one prefill or decode step hands to the device.
-
-    programs: (name, digest, calls); kernels: leaf kernels with their number of launches; writes and reads:
-    transfers of activations, with their bytes.
-    """
-
-    programs: tuple[tuple[str, str, int], ...]
-    kernels: tuple[tuple[KernelSpec, int], ...]
-    writes: int = 0
-    reads: int = 0
-    bytes_written: int = 0
-    bytes_read: int = 0
-
-    @property
-    def calls(self) -> int:
-        """Runs of an ELF."""
-        return sum(calls for _, _, calls in self.programs)
-
-    @property
-    def launches(self) -> int:
-        """Kernel launches inside them."""
-        return sum(count for _, count in self.kernels)
-
-    def low_tier(self) -> dict[KernelSpec, int]:
-        """Launches whose arithmetic rounds inside the sum over K: fast, and less exact."""
-        return {spec: n for spec, n in self.kernels if rounds_inside(spec)}
-
-    def summary(self) -> dict[str, int]:
-        """JSON-able counts."""
-        return {
-            "elf_calls": self.calls,
-            "launches": self.launches,
-            "writes": self.writes,
-            "reads": self.reads,
-            "bytes_written": self.bytes_written,
-            "bytes_read": self.bytes_read,
-            "low_tier_launches": sum(self.low_tier().values()),
-        }
-
-
-def rounds_inside(spec: KernelSpec) -> bool:
+def rounds_inside(kernel: LeafKernel) -> bool:
     """True for GEMM `direct` with bf16 output and for the cascade GEMV over more than one pass of K."""
-    if spec.op == "gemm":
-        return spec.method == "direct" and spec.dtype_out == "bf16"
-    return spec.op == "gemv_add" and spec.dim("K") > kernel_laws.CASCADE_PASS
+    if kernel.op == "gemm":
+        return kernel.method == "direct" and kernel.dtype_out == "bf16"
+    return kernel.op == "gemv_add" and kernel.dim("K") > kernel_laws.CASCADE_PASS
+
+
+def low_tier(dispatch: Dispatch) -> dict[LeafKernel, int]:
+    """Launches whose arithmetic rounds inside the sum over K: fast, and less exact."""
+    return {kernel: n for kernel, n in dispatch.kernels if rounds_inside(kernel)}
+
+
+def summary(dispatch: Dispatch) -> dict[str, int]:
+    """JSON-able counts."""
+    return {
+        "elf_calls": dispatch.calls,
+        "launches": dispatch.launches,
+        "writes": dispatch.writes,
+        "reads": dispatch.reads,
+        "bytes_written": dispatch.bytes_written,
+        "bytes_read": dispatch.bytes_read,
+        "low_tier_launches": sum(low_tier(dispatch).values()),
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
     """Times in milliseconds on the device clock, dispatch, tokens and logits of one form.
 
-    `logits`: [n_tokens, vocab] uint16, the bf16 bits. `inside`: layer outputs, of the unfused form only.
+    `logits`: [n_tokens, vocab] float32, as bf16 as the form said them. `inside`: layer outputs, of the unfused
+    form only.
     """
 
     form: Form
@@ -127,174 +93,111 @@ class Longer:
     prefill: Dispatch
 
 
-@dataclass
-class _Known:
-    forms: dict[Form, Measured] = field(default_factory=dict)
-    longer: Longer | None = None
-
-
-_known: WeakKeyDictionary[Deployment, _Known] = WeakKeyDictionary()
+def forms_of(deployment: Deployment) -> Forms:
+    """What builds the forms of a deployment. Raises NotOffered for a runner that has none."""
+    try:
+        forms: Forms = needed(deployment.runner(1), "forms")()
+    finally:
+        deployment.release_runners()
+    return forms
 
 
 def measured(
-    deployment: Deployment,
-    reference: HFReference,
-    form: Form,
-    *,
-    device: AbstractContextManager[Any] | None = None,
+    deployment: Deployment, reference: HFReference, form: Form, *, device: Device = NO_DEVICE
 ) -> Measured:
-    """Measure a form on the first prompt of the deployment's set; once per deployment and process.
+    """Measure a form on the first prompt of the deployment's set; once per deployment.
 
-    Raises TypeError for an adapter that brings its own runner, and what compilation and device raise.
+    Raises NotOffered, and what compilation and device raise.
     """
-    known = _known.setdefault(deployment, _Known())
-    if form not in known.forms:
-        known.forms[form] = _measure(deployment, reference, form, device)
-    return known.forms[form]
+    return deployment.once(("form", form), lambda: _measure(deployment, reference, form, device))
 
 
-def longer_prefill(
-    deployment: Deployment, *, device: AbstractContextManager[Any] | None = None
-) -> Longer | None:
-    """The production form in the next compiled length; None when there is none."""
-    known = _known.setdefault(deployment, _Known())
-    if known.longer is None:
-        known.longer = _measure_longer(deployment, device)
-    return known.longer
+def longer_prefill(deployment: Deployment, *, device: Device = NO_DEVICE) -> Longer | None:
+    """The production form in the next compiled length, once per deployment; None when there is none."""
+    return deployment.once("longer prefill", lambda: _measure_longer(deployment, device))
 
 
-def _session(deployment: Deployment, form: Form, max_seq: int) -> Session:
-    inference = getattr(deployment.adapter, "inference", None)
-    if inference is None or not hasattr(inference, "SEQUENCE"):
-        raise TypeError(
-            f"{deployment.name}: its adapter has no `inference` with a SEQUENCE: it cannot be built unfused"
-        )
-    return Session(
-        inference,
-        deployment.checkpoint,
-        deployment.tokenizer,
-        max_seq,
-        config=deployment.config(),
-        merged=form.merged,
-        resident=form.resident,
-    )
-
-
-def _measure(
-    deployment: Deployment,
-    reference: HFReference,
-    form: Form,
-    device: AbstractContextManager[Any] | None,
-) -> Measured:
+def _measure(deployment: Deployment, reference: HFReference, form: Form, device: Device) -> Measured:
     prompt = deployment.prompts(1)[0]
+    forms = forms_of(deployment)
     run = reference.run(prompt.ids, N_TOKENS)
     reference.release()
     n = len(prompt)
-    # One decode step more than the gate has: the one that is profiled.
-    session = _session(deployment, form, n + N_TOKENS + 1)
-    session.prepare(n)
+    # One decode step more than the gate has: the one whose dispatch is counted.
+    built = forms.build(form, n + N_TOKENS + 1)
+    built.prepare(n)
     inside = None
-    with device if device is not None else nullcontext():
+    with device:
         try:
-            rows, tokens, decode_times, state = _generate(session, prompt.ids)
-            prefill, prefill_times = _timed(session, "prefill", lambda: session.prefill(prompt.ids))
-            decode, _ = _timed(session, "decode", lambda: session.decode(*state), runs=1)
+            steps = _generate(built, prompt.ids)
+            decode = _dispatch(built.decode_step(steps[-1].token, n + len(steps) - 1, counted=True))
+            prefill, prefill_times = _repeated(lambda counted: built.prefill(prompt.ids, counted=counted))
             if form == UNFUSED:
-                runner = ProductionRunner(form.name, session)
-                inside = capture_diagnosis(runner, prompt.ids, run.fed[: PROBED_TOKENS - 1])
+                inside = capture_diagnosis(built.runner(), prompt.ids, run.fed[: PROBED_TOKENS - 1])
         finally:
-            session.close()
-    steps = tuple(
-        TokenStep.from_logits(token, host_ops.widen(row)) for token, row in zip(tokens, rows, strict=True)
-    )
-    gate = judge([TokenTrace(prompt.ids, steps)], [run.trace()])
+            built.close()
+    traced = tuple(TokenStep.from_logits(step.token, step.logits) for step in steps)
     return Measured(
         form=form,
-        clock=session.driver.label,
+        clock=built.clock,
         prompt=prompt,
-        seq_len=bucket_for(n, session.config.max_position),
+        seq_len=_compiled(forms, n)[0],
         prefill_ms=median(prefill_times) * 1e3,
-        decode_ms=median(decode_times) * 1e3,
+        decode_ms=median(step.seconds for step in steps[1:]) * 1e3,
         prefill=prefill,
         decode=decode,
-        gate=gate,
-        logits=np.stack([np.asarray(row).view(np.uint16) for row in rows]),
-        runs=(len(prefill_times), len(decode_times)),
+        gate=judge([TokenTrace(prompt.ids, traced)], [run.trace()]),
+        logits=np.stack([step.logits for step in steps]),
+        runs=(len(prefill_times), len(steps) - 1),
         inside=inside,
     )
 
 
-def _generate(
-    session: Session, ids: Sequence[int]
-) -> tuple[list[Array], list[int], list[float], tuple[int, Array, Array, int]]:
-    """Greedy generation of the gate's tokens: logits, tokens, times of the steps, state for one more."""
-    now = session.driver.clock.now
-    token, row, keys, values, position = session.prefill(ids)
-    rows, tokens, times = [row], [token], []
-    for _ in range(N_TOKENS - 1):
-        begin = now()
-        token, row = session.decode(token, keys, values, position)
-        times.append(now() - begin)
-        position += 1
-        rows.append(row)
-        tokens.append(token)
-    return rows, tokens, times, (token, keys, values, position)
+def _generate(built: BuiltForm, ids: Sequence[int]) -> list[TimedStep]:
+    """Greedy generation of the gate's tokens."""
+    steps = [built.prefill(ids)]
+    while len(steps) < N_TOKENS:
+        steps.append(built.decode_step(steps[-1].token, len(ids) + len(steps) - 1))
+    return steps
 
 
-def _timed(
-    session: Session, section: str, call: Callable[[], Any], runs: int = MOST_RUNS
-) -> tuple[Dispatch, list[float]]:
-    """Run until two runs agree; the first one under the profiler, which says what is dispatched."""
-    now = session.driver.clock.now
-    times: list[float] = []
-    with session.profiled() as profiler, profiler.section(section):
-        begin = now()
-        call()
-        times.append(now() - begin)
-    dispatch = _dispatch(session, section)
-    while len(times) < runs:
-        begin = now()
-        call()
-        times.append(now() - begin)
+def _repeated(run: Callable[[bool], TimedStep]) -> tuple[Dispatch, list[float]]:
+    """Run until two times agree; the first run is the one whose dispatch is counted."""
+    first = run(True)
+    times = [first.seconds]
+    while len(times) < MOST_RUNS:
+        times.append(run(False).seconds)
         if len(times) >= FEWEST_RUNS and abs(times[-1] - times[-2]) <= AGREEMENT * times[-2]:
             break
-    return dispatch, times
+    return _dispatch(first), times
 
 
-def _dispatch(session: Session, section: str) -> Dispatch:
-    programs, transfers = [], {"bo_write": [0, 0], "bo_read": [0, 0]}
-    kernels: dict[KernelSpec, int] = {}
-    for (where, kind, name), entry in session.profiler.entries.items():
-        if where != section:
-            continue
-        if kind in transfers:
-            transfers[kind][0] += entry.calls
-            transfers[kind][1] += entry.nbytes
-        elif kind == "elf":
-            program = session.cache.program(name)
-            programs.append((name, program.digest, entry.calls))
-            for launch in program.launches:
-                kernels[launch.spec] = kernels.get(launch.spec, 0) + entry.calls
-    ordered = tuple(sorted(kernels.items(), key=lambda item: str(item[0])))
-    (writes, written), (reads, read) = transfers["bo_write"], transfers["bo_read"]
-    return Dispatch(tuple(sorted(programs)), ordered, writes, reads, written, read)
+def _dispatch(step: TimedStep) -> Dispatch:
+    if step.dispatch is None:
+        raise TypeError("a step that was asked to count its dispatch did not: `counted` is ignored")
+    return step.dispatch
 
 
-def _measure_longer(deployment: Deployment, device: AbstractContextManager[Any] | None) -> Longer | None:
+def _compiled(forms: Forms, n: int) -> tuple[int, ...]:
+    """Compiled lengths that hold `n` tokens, ascending."""
+    return tuple(length for length in forms.compiled_lengths() if length >= n)
+
+
+def _measure_longer(deployment: Deployment, device: Device) -> Longer | None:
     prompt = deployment.prompts(1)[0]
-    limit = int(getattr(deployment.config(), "max_position", BUCKETS[-1]))
-    seq_len = bucket_for(len(prompt), limit)
-    place = BUCKETS.index(seq_len)
-    if place + 1 == len(BUCKETS) or seq_len >= limit:
+    forms = forms_of(deployment)
+    lengths = _compiled(forms, len(prompt))
+    if len(lengths) < 2:
         return None
-    session = _session(deployment, PRODUCTION, seq_len + 1)
     # One token more than the shorter length holds takes the longer one; its cost knows no content.
-    ids = [*prompt.ids, *[session.config.pad_token] * (seq_len + 1 - len(prompt))]
-    session.prepare(len(ids))
-    with device if device is not None else nullcontext():
+    n = lengths[0] + 1
+    ids = [*prompt.ids, *[prompt.ids[-1]] * (n - len(prompt))]
+    built = forms.build(PRODUCTION, n)
+    built.prepare(n)
+    with device:
         try:
-            session.prefill(ids)
-            dispatch, times = _timed(session, "prefill", lambda: session.prefill(ids))
+            built.prefill(ids)
+            dispatch, times = _repeated(lambda counted: built.prefill(ids, counted=counted))
         finally:
-            session.close()
-    return Longer(BUCKETS[place + 1], median(times) * 1e3, dispatch)
+            built.close()
+    return Longer(lengths[1], median(times) * 1e3, dispatch)

@@ -1,6 +1,6 @@
-"""The gate ladder above the token-set gate: one call runs every rung that the adapter's abilities allow.
+"""The gate ladder above the token-set gate: one object runs every rung that the adapter's abilities allow.
 
-    outcome = ladder.run_ladder(deployment, deployment.hf_reference(), deployment.prompts(2))
+    outcome = Ladder(deployment, deployment.hf_reference(), deployment.prompts(2)).climb()
     assert outcome.ok, outcome.message
 
 Payloads for reports (``outcome.payloads``, kind -> JSON-able dict):
@@ -18,13 +18,12 @@ Payloads for reports (``outcome.payloads``, kind -> JSON-able dict):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
 
+from llms.verify.contract.abilities import offered
 from llms.verify.contract.chat import EncodedPrompt
-from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
 from llms.verify.contract.records import NpuRunner
 from llms.verify.contract.topk import N_TOKENS
 from llms.verify.ladder.calibration import Calibration, calibrated_lengths
@@ -44,9 +43,9 @@ from llms.verify.ladder.forced import ForcedCapture, capture_forced
 from llms.verify.ladder.layers import layer_check
 from llms.verify.ladder.rungs import Pair, cache_check, plain_reference, teacher_forced
 from llms.verify.ladder.thresholds import Thresholds
-from llms.verify.ladder.types import RungResult, joined
+from llms.verify.ladder.types import LadderOutcome, RungResult, joined
 from llms.verify.reference.arithmetic import DescribedRunner, DeviceArithmetic
-from llms.verify.reference.hf import HFReference
+from llms.verify.reference.hf import HFReference, ReferenceRun
 from llms.verify.reference.matched import MatchedReference
 
 RUNGS = (
@@ -65,39 +64,6 @@ REFERENCE_RUNGS = RUNGS[:5]
 """Those that compare with a reference."""
 
 
-@dataclass(frozen=True)
-class LadderOutcome:
-    """Outcome of all rungs.
-
-    ``ok``: no rung failed and at least one passed. ``payloads``: see the module. ``message``: the failures.
-    """
-
-    rungs: tuple[RungResult, ...]
-    payloads: dict[str, dict[str, Any]]
-
-    @property
-    def ok(self) -> bool:
-        """Whether no rung failed; a ladder of which nothing was offered is no pass."""
-        return all(rung.ok for rung in self.rungs) and any(rung.status == "passed" for rung in self.rungs)
-
-    @property
-    def message(self) -> str:
-        """Text of all failed rungs, then one line on the others."""
-        failed = [rung.message() for rung in self.rungs if not rung.ok]
-        others = [f"{rung.name} {rung.status}" for rung in self.rungs if rung.ok]
-        return "\n".join([*failed, "other rungs: " + ", ".join(others)])
-
-    def rung(self, name: str) -> RungResult:
-        """Return one rung by name."""
-        return next(rung for rung in self.rungs if rung.name == name)
-
-    def payloads_of(self, name: str) -> dict[str, dict[str, Any]]:
-        """The payloads of one rung: ``ladder`` with this rung alone, and its detail if it has one."""
-        ladder = self.payloads["ladder"]
-        mine = {"ladder": {**ladder, "rungs": [rung for rung in ladder["rungs"] if rung["name"] == name]}}
-        return {**mine, name: self.payloads[name]} if name in self.payloads else mine
-
-
 @dataclass(frozen=True, eq=False)
 class DeviceSide:
     """Everything the ladder asks of the device, captured in one section."""
@@ -109,147 +75,159 @@ class DeviceSide:
     at_limits: LimitsCapture
 
 
-def run_ladder(
-    deployment: Deployment,
-    reference: HFReference,
-    prompts: Sequence[EncodedPrompt],
-    n_tokens: int = N_TOKENS,
-    *,
-    device: AbstractContextManager[Any] | None = None,
-    thresholds: Thresholds | None = None,
-    matched: MatchedReference | None = None,
-    limits_up_to: int | None = None,
-) -> LadderOutcome:
-    """Run all rungs over ``prompts`` and judge them by the limits of the checkpoint.
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    """The rungs over ``prompts``, judged by the limits of the checkpoint.
 
-    These are the recorded ones where this very checkpoint was measured, else what `Calibration` finds for it
-    on the same prompts. Both sides are fed the tokens that the plain reference chose, which the token-set gate
-    has computed already. ``device`` is held
-    while the device works only. ``limits_up_to`` bounds the compiled lengths that are tried (default: all of
-    those that hold prompt and generation).
+    Both sides are fed the tokens that the plain reference chose, which the token-set gate has computed already.
+
+    Attributes:
+        deployment, reference: both sides.
+        prompts: at least one.
+        n_tokens: length of the generation, the token of the prefill included.
+        device: held while the device works only.
+        thresholds: limits instead of the recorded ones of this very checkpoint or, where it was never
+            measured, of what `Calibration` finds for it on the same prompts.
+        matched: a matched reference to share, which stays loaded; without it one is made and released.
+        limits_up_to: bounds the compiled lengths that are tried (default: all of those that hold prompt and
+            generation).
+
+    Raises:
+        ValueError: no prompt.
     """
-    if not prompts:
-        raise ValueError("the ladder needs at least one prompt")
-    known = thresholds if thresholds is not None else Thresholds.recorded(deployment.reference_checkpoint)
-    return judge_ladder(
-        deployment,
-        reference,
-        prompts,
-        n_tokens,
-        known,
-        device=device,
-        matched=matched,
-        up_to=limits_up_to,
-        calibrate=known is None,
-    )
 
+    deployment: Deployment
+    reference: HFReference
+    prompts: Sequence[EncodedPrompt]
+    n_tokens: int = N_TOKENS
+    device: Device = NO_DEVICE
+    thresholds: Thresholds | None = None
+    matched: MatchedReference | None = None
+    limits_up_to: int | None = None
 
-_climbed: WeakKeyDictionary[Deployment, dict[Any, LadderOutcome]] = WeakKeyDictionary()
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("the ladder needs at least one prompt")
 
+    def climb(self) -> LadderOutcome:
+        """Run and judge all rungs."""
+        thresholds = self._known_limits()
+        runner, plain, side = self._capture(self._max_seq(), keep=False)
+        second = None
+        if thresholds is None and isinstance(runner, DescribedRunner):
+            second = Calibration(self.deployment, self.prompts, plain, side.edges, runner.device_arithmetic)
+            second.capture()
+        elif thresholds is None:
+            thresholds = Thresholds.for_checkpoint(self.deployment.name, self.deployment.checkpoint)
+        with self._matched() as matched:
+            pairs = self._pairs(runner, plain, side, matched)
+            if second is not None:
+                thresholds = second.limits(pairs, matched)
+            return self._judge(runner, pairs, side, matched, thresholds)
 
-def climb(
-    deployment: Deployment,
-    reference: HFReference,
-    prompts: Sequence[EncodedPrompt],
-    n_tokens: int = N_TOKENS,
-    *,
-    device: AbstractContextManager[Any] | None = None,
-) -> LadderOutcome:
-    """As :func:`run_ladder`, once per deployment, prompts and process: for a test per rung.
+    def climb_once(self, *, retry: bool = False) -> LadderOutcome:
+        """As :meth:`climb`, once per deployment, prompts and length: the tests of all rungs judge one pass.
 
-    The rungs share one pass of the device. An error is not kept, so the next test tries again. Whoever
-    changes the device between two calls (a planted fault) calls :func:`run_ladder`.
-    """
-    key = (tuple(prompt.ids for prompt in prompts), n_tokens)
-    known = _climbed.setdefault(deployment, {})
-    if key not in known:
-        known[key] = run_ladder(deployment, reference, prompts, n_tokens, device=device)
-    return known[key]
+        An error is raised again without a second pass unless ``retry``. Whoever changes the device between
+        two calls (a planted fault) calls :meth:`climb`.
+        """
+        key = ("ladder", tuple(prompt.ids for prompt in self.prompts), self.n_tokens)
+        return self.deployment.once(key, self.climb, retry=retry)
 
+    def measure(self, max_seq: int) -> LadderOutcome:
+        """All statistics without limits: that is how limits are found. The runner stays open."""
+        runner, plain, side = self._capture(max_seq, keep=True)
+        with self._matched() as matched:
+            return self._judge(runner, self._pairs(runner, plain, side, matched), side, matched, None)
 
-def compiled_lengths(
-    deployment: Deployment,
-    text: Sequence[int],
-    up_to: int,
-    *,
-    device: AbstractContextManager[Any] | None = None,
-    thresholds: Thresholds | None = None,
-    matched: MatchedReference | None = None,
-) -> RungResult:
-    """The rungs ``limits`` and ``edges`` over all compiled lengths up to ``up_to``, with a KV cache as long.
+    def over_lengths(self, up_to: int) -> RungResult:
+        """The rungs ``limits`` and ``edges`` over all compiled lengths up to ``up_to``, the KV cache as long.
 
-    A model of a shorter context is tried up to that. ``text``: token ids, repeated as often as a length
-    needs; the prompts that fill a length are made up. Returns ``limits`` with what ``edges`` found as well.
-    """
-    known = thresholds if thresholds is not None else Thresholds.recorded(deployment.reference_checkpoint)
-    runner = deployment.runner(min(up_to, getattr(deployment.config(), "max_position", up_to)))
-    with _held(deployment, runner, (), device, keep=False):
-        captured = at_limits(runner, text)
-        full = full_lengths(runner, _vocabulary(deployment), captured.limits)
-    if known is None:
-        known = _calibrated_limits(deployment, runner, captured, full, text)
-    reference = matched if matched is not None else deployment.matched_reference()
-    inside = edges(full, lambda n: _arithmetic(runner, n), reference, deployment.tokenizer, known)
-    if matched is None:
-        reference.release()
-    return joined(limits(captured, known), inside)
+        A model of a shorter context is tried up to that. The first prompt is repeated as often as a length
+        needs; other prompts that fill a length are made up. Returns ``limits`` with what ``edges`` found.
+        """
+        thresholds, text = self._known_limits(), self.prompts[0].ids
+        max_seq = min(up_to, getattr(self.deployment.config(), "max_position", up_to))
+        with self._on_device(max_seq, ()) as runner:
+            captured = at_limits(runner, text)
+            full = full_lengths(runner, _vocabulary(self.deployment), captured.limits)
+        if thresholds is None:
+            thresholds = _calibrated_limits(self.deployment, runner, captured, full, text)
+        with self._matched() as matched:
+            tokenizer = self.deployment.tokenizer
+            inside = edges(full, lambda n: _arithmetic(runner, n), matched, tokenizer, thresholds)
+        return joined(limits(captured, thresholds), inside)
 
+    def _known_limits(self) -> Thresholds | None:
+        if self.thresholds is not None:
+            return self.thresholds
+        return Thresholds.recorded(self.deployment.reference_checkpoint)
 
-def judge_ladder(
-    deployment: Deployment,
-    reference: HFReference,
-    prompts: Sequence[EncodedPrompt],
-    n_tokens: int,
-    thresholds: Thresholds | None,
-    *,
-    device: AbstractContextManager[Any] | None = None,
-    matched: MatchedReference | None = None,
-    up_to: int | None = None,
-    keep_runners: bool = False,
-    keep_reference: bool = False,
-    max_seq: int | None = None,
-    calibrate: bool = False,
-) -> LadderOutcome:
-    """As :func:`run_ladder`; without thresholds it calibrates the checkpoint, or only measures."""
-    plain = [reference.run(prompt.ids, n_tokens) for prompt in prompts]
-    reference.release()
-    if max_seq is None:
-        max_seq = max(len(prompt) for prompt in prompts) + n_tokens
-    runner = deployment.runner(max_seq)
-    arithmetics = [_arithmetic(runner, len(prompt)) for prompt in prompts]
-    with _held(deployment, runner, prompts, device, keep_runners):
+    def _max_seq(self) -> int:
+        return max(len(prompt) for prompt in self.prompts) + self.n_tokens
+
+    @contextmanager
+    def _matched(self) -> Iterator[MatchedReference]:
+        if self.matched is not None:
+            yield self.matched
+            return
+        own = self.deployment.matched_reference()
+        try:
+            yield own
+        finally:
+            own.release()
+
+    @contextmanager
+    def _on_device(
+        self, max_seq: int, prompts: Sequence[EncodedPrompt], *, keep: bool = False
+    ) -> Iterator[NpuRunner]:
+        """Hold the device, prepared for the prompts and for every compiled length that is tried."""
+        known = offered(self.deployment.runner(max_seq), "prompt_limits")
+        lengths = [*(len(prompt) for prompt in prompts), *(known() if known is not None else ())]
+        with self.deployment.on_device(self.device, lengths, max_seq=max_seq, keep=keep) as runner:
+            yield runner
+
+    def _capture(self, max_seq: int, *, keep: bool) -> tuple[NpuRunner, list[ReferenceRun], DeviceSide]:
+        plain = [self.reference.run(prompt.ids, self.n_tokens) for prompt in self.prompts]
+        self.reference.release()
         vocab_size = plain[0].logits.shape[-1]
-        side = capture_device(runner, prompts, [run.fed for run in plain], vocab_size, up_to)
-    second = None
-    if calibrate and isinstance(runner, DescribedRunner):
-        second = Calibration(deployment, prompts, plain, side.edges, runner.device_arithmetic)
-        second.capture()
-    elif calibrate:
-        thresholds = Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
-    if matched is None:
-        matched = deployment.matched_reference()
-    pairs = []
-    for index, (prompt, run, capture) in enumerate(zip(prompts, plain, side.captures, strict=True)):
-        arithmetic = arithmetics[index]
-        other = None
-        if arithmetic is not None:
-            other = matched.run(prompt.ids, n_tokens, arithmetic=arithmetic, forced=run.fed)
-        pairs.append(Pair(index, prompt.text, capture, other, run, deployment.tokenizer))
-    if second is not None:
-        thresholds = second.limits(pairs, matched)
-    rungs = (
-        teacher_forced(pairs, thresholds),
-        cache_check(pairs, thresholds),
-        layer_check(pairs, arithmetics, matched, thresholds),
-        edges(side.edges, lambda n: _arithmetic(runner, n), matched, deployment.tokenizer, thresholds),
-        plain_reference(pairs, thresholds),
-        self_consistency(pairs, side.longer, thresholds),
-        determinism(pairs, side.repeats),
-        limits(side.at_limits, thresholds),
-    )
-    if not keep_reference:
-        matched.release()
-    return LadderOutcome(rungs, _payloads(rungs, prompts, n_tokens))
+        forced = [run.fed for run in plain]
+        with self._on_device(max_seq, self.prompts, keep=keep) as runner:
+            side = capture_device(runner, self.prompts, forced, vocab_size, self.limits_up_to)
+        return runner, plain, side
+
+    def _pairs(
+        self, runner: NpuRunner, plain: Sequence[ReferenceRun], side: DeviceSide, matched: MatchedReference
+    ) -> list[Pair]:
+        pairs = []
+        for index, (prompt, run, capture) in enumerate(zip(self.prompts, plain, side.captures, strict=True)):
+            arithmetic, other = _arithmetic(runner, len(prompt)), None
+            if arithmetic is not None:
+                other = matched.run(prompt.ids, self.n_tokens, arithmetic=arithmetic, forced=run.fed)
+            pairs.append(Pair(index, prompt.text, capture, other, run, self.deployment.tokenizer))
+        return pairs
+
+    def _judge(
+        self,
+        runner: NpuRunner,
+        pairs: Sequence[Pair],
+        side: DeviceSide,
+        matched: MatchedReference,
+        thresholds: Thresholds | None,
+    ) -> LadderOutcome:
+        arithmetics = [_arithmetic(runner, len(prompt)) for prompt in self.prompts]
+        tokenizer = self.deployment.tokenizer
+        rungs = (
+            teacher_forced(pairs, thresholds),
+            cache_check(pairs, thresholds),
+            layer_check(pairs, arithmetics, matched, thresholds),
+            edges(side.edges, lambda n: _arithmetic(runner, n), matched, tokenizer, thresholds),
+            plain_reference(pairs, thresholds),
+            self_consistency(pairs, side.longer, thresholds),
+            determinism(pairs, side.repeats),
+            limits(side.at_limits, thresholds),
+        )
+        return LadderOutcome.of(rungs, self.prompts, self.n_tokens)
 
 
 def capture_device(
@@ -274,28 +252,6 @@ def capture_device(
     return DeviceSide(captures, made_up, repeat_interleaved(runner, captures), longer, lengths)
 
 
-@contextmanager
-def _held(
-    deployment: Deployment,
-    runner: NpuRunner,
-    prompts: Sequence[EncodedPrompt],
-    device: AbstractContextManager[Any] | None,
-    keep: bool,
-) -> Iterator[None]:
-    """Compile and preload first, then hold the device until its contexts are closed."""
-    prepare = getattr(runner, "prepare", None)
-    if callable(prepare):
-        limits_of = getattr(runner, "prompt_limits", tuple)
-        for length in sorted({*(len(prompt) for prompt in prompts), *limits_of()}):
-            prepare(length)
-    with device if device is not None else nullcontext():
-        try:
-            yield
-        finally:
-            if not keep:
-                deployment.release_runners()
-
-
 def _calibrated_limits(
     deployment: Deployment,
     runner: NpuRunner,
@@ -317,19 +273,3 @@ def _vocabulary(deployment: Deployment) -> int:
 
 def _arithmetic(runner: NpuRunner, prompt_len: int) -> DeviceArithmetic | None:
     return runner.device_arithmetic(prompt_len) if isinstance(runner, DescribedRunner) else None
-
-
-def _payloads(
-    rungs: Sequence[RungResult], prompts: Sequence[EncodedPrompt], n_tokens: int
-) -> dict[str, dict[str, Any]]:
-    payloads: dict[str, dict[str, Any]] = {
-        "ladder": {
-            "rungs": [rung.as_dict() for rung in rungs],
-            "prompts": [prompt.text for prompt in prompts],
-            "n_tokens": n_tokens,
-        }
-    }
-    for rung in rungs:
-        if rung.data:
-            payloads[rung.name] = dict(rung.data)
-    return payloads

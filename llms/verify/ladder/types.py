@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from llms.verify.contract.chat import EncodedPrompt
+from llms.verify.contract.outcome import Outcome
 from llms.verify.ladder.thresholds import Thresholds
 
 Status = Literal["passed", "failed", "not offered"]
@@ -137,3 +139,59 @@ class Judge:
                 self.failures.append(f"{statistic} {value:.4g} at {where}: {limit.text()}")
         status: Status = "failed" if self.failures else "passed"
         return RungResult(self.name, status, reason, tuple(measured), tuple(self.failures), dict(data or {}))
+
+
+@dataclass(frozen=True)
+class LadderOutcome:
+    """Outcome of all rungs.
+
+    ``ok``: no rung failed and at least one passed. ``payloads``: see :mod:`llms.verify.ladder.climbing`. ``message``: the failures.
+    """
+
+    rungs: tuple[RungResult, ...]
+    payloads: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(
+        cls, rungs: Sequence[RungResult], prompts: Sequence[EncodedPrompt], n_tokens: int
+    ) -> LadderOutcome:
+        """The outcome with its payloads."""
+        payloads: dict[str, dict[str, Any]] = {
+            "ladder": {
+                "rungs": [rung.as_dict() for rung in rungs],
+                "prompts": [prompt.text for prompt in prompts],
+                "n_tokens": n_tokens,
+            }
+        }
+        for rung in rungs:
+            if rung.data:
+                payloads[rung.name] = dict(rung.data)
+        return cls(tuple(rungs), payloads)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rung failed; a ladder of which nothing was offered is no pass."""
+        return all(rung.ok for rung in self.rungs) and any(rung.status == "passed" for rung in self.rungs)
+
+    @property
+    def message(self) -> str:
+        """Text of all failed rungs, then one line on the others."""
+        failed = [rung.message() for rung in self.rungs if not rung.ok]
+        others = [f"{rung.name} {rung.status}" for rung in self.rungs if rung.ok]
+        return "\n".join([*failed, "other rungs: " + ", ".join(others)])
+
+    def rung(self, name: str) -> RungResult:
+        """Return one rung by name."""
+        return next(rung for rung in self.rungs if rung.name == name)
+
+    def outcomes(self, name: str) -> tuple[Outcome, ...]:
+        """The detail of one rung, if it has one, and last its verdict: ``ladder`` with this rung alone."""
+        rung, ladder = self.rung(name), self.payloads["ladder"]
+        mine = {**ladder, "rungs": [one for one in ladder["rungs"] if one["name"] == name]}
+        verdict = Outcome("ladder", rung.ok, mine, "" if rung.ok else rung.message())
+        detail = self.payloads.get(name)
+        return (Outcome(name, rung.ok, detail, verdict.message), verdict) if detail else (verdict,)
+
+    def payloads_of(self, name: str) -> dict[str, dict[str, Any]]:
+        """The payloads of one rung by kind, as test files of earlier scaffolds ask for them."""
+        return {outcome.kind: outcome.payload for outcome in reversed(self.outcomes(name))}

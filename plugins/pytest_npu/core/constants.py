@@ -29,6 +29,8 @@ DEFAULT_REPORT_DIR: Final = "reports"
 NO_MODEL: Final = "framework"
 #: The file that makes a folder a model folder.
 ADAPTER_FILE: Final = "verify_adapter.py"
+#: The tests that model folders import; its assertions are rewritten as those of a test file.
+SUITE: Final = "llms.verify.suite"
 
 TWIN: Final = "twin"
 NPU2: Final = "npu2"
@@ -77,11 +79,12 @@ FIXTURES: Final = frozenset(
         "npu_benchmark",
         "deployment",
         "hf_reference",
+        "model_folder",
         "device_clock",
     }
 )
 #: A test that requests one of these works on the device.
-DEVICE_FIXTURES: Final = FIXTURES - {"npu_options", "npu_record"}
+DEVICE_FIXTURES: Final = FIXTURES - {"model_folder", "npu_options", "npu_record"}
 #: Attribute of test reports that carries our fields, also from xdist workers to the controller.
 REPORT_FIELD: Final = "npu"
 #: A test that requests one of these is a performance test.

@@ -63,15 +63,21 @@ def device_clock(npu_device: Device) -> Clock:
 
 
 @pytest.fixture(scope="module")
-def deployment(request: pytest.FixtureRequest, npu_device: Device) -> Any:
-    """The deployment of the model in whose folder the test is; opened once per process and model."""
-    state = _state(request)
-    folder = state.folders.of(Path(request.path))
+def model_folder(request: pytest.FixtureRequest) -> Path:
+    """The folder of the model that the test belongs to: the nearest one above it with `verify_adapter.py`."""
+    folder = _state(request).folders.of(Path(request.path))
     if folder is None:
         raise pytest.UsageError(
-            f"the fixture 'deployment' needs a test below a model folder (one with verify_adapter.py); "
-            f"{request.path} is in none"
+            f"the fixture '{request.fixturename}' needs a test below a model folder (one with "
+            f"verify_adapter.py); {request.path} is in none"
         )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deployment(request: pytest.FixtureRequest, npu_device: Device, model_folder: Path) -> Any:
+    """The deployment of the model in whose folder the test is; opened once per process and model."""
+    state, folder = _state(request), model_folder
     if folder not in state.deployments:
         from pytest_npu.core.deployments import describe
 

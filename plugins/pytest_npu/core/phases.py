@@ -11,7 +11,8 @@ import pytest
 from pytest_npu.core.constants import PHASES
 
 _MARKERS = {f"phase{number}": number for number in PHASES}
-_IN_SOURCE = re.compile(r"\bphase([0-7])\b")
+_IN_NAME = re.compile(r"(?<![a-z0-9])phase([0-7])(?![0-9])")
+_IN_SOURCE = re.compile(r"\bmark\.phase([0-7])\b|\A\W*Phase ([0-7])\b")
 
 
 def register_markers(config: pytest.Config) -> None:
@@ -25,8 +26,16 @@ def register_markers(config: pytest.Config) -> None:
 
 
 def phases_in(test_file: Path) -> set[int]:
-    """Phases that a test file marks, from its source."""
-    return {int(digit) for digit in _IN_SOURCE.findall(test_file.read_text(encoding="utf-8"))}
+    """Phases of a test file, without importing it: in its name (`test_phase6_ladder.py`).
+
+    A name without a phase says nothing, so there the marks of its own tests count, and a docstring that begins
+    with the phase (`Phase 6: ...`).
+    """
+    named = {int(digit) for digit in _IN_NAME.findall(test_file.stem)}
+    return named or {
+        int(marked or told)
+        for marked, told in _IN_SOURCE.findall(test_file.read_text(encoding="utf-8"))
+    }
 
 
 def phase_of(item: pytest.Item) -> int | None:

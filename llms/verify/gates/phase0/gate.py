@@ -1,6 +1,6 @@
 """Phase 0: is this the right model? Weights, configuration, rotary angles, tokens and the reference itself.
 
-Each check returns a :class:`llms.verify.gates.phase6.gate.GateOutcome` with the payload ``phase0``::
+Each check returns a :class:`llms.verify.contract.outcome.Outcome` with the payload ``phase0``::
 
     {"check": name, "status": "OK" | "FAIL", "problems": [text, ...], "notes": [text, ...], ...}
 
@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from llms.verify.contract.abilities import offered
 from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.contract.deployment import GENERATED, Deployment
+from llms.verify.contract.outcome import Outcome
 from llms.verify.contract.prompts import load_prompts
 from llms.verify.contract.topk import N_TOKENS
 from llms.verify.gates.phase0.config import config_read_back
 from llms.verify.gates.phase0.weights import weight_ledger
-from llms.verify.gates.phase6.gate import GateOutcome
 from llms.verify.reference.hf import HFReference
 from llms.verify.reference.hf_facts import expected_tensors, rotary_tables
 
@@ -47,24 +48,22 @@ _F32_STEPS = 4 * 2.0**-24
 
 def outcome(
     check: str, problems: Sequence[str], payload: Mapping[str, Any], notes: Sequence[str] = ()
-) -> GateOutcome:
+) -> Outcome:
     """Verdict, payload and failure text of one check."""
     status = "FAIL" if problems else "OK"
     full = {"check": check, "status": status, "problems": list(problems), "notes": list(notes), **payload}
-    return GateOutcome(
-        not problems, full, f"phase 0, {check}:\n  " + "\n  ".join(problems) if problems else ""
-    )
+    return Outcome.of("phase0", f"phase 0, {check}", problems, full, notes)
 
 
-def weights(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> GateOutcome:
+def weights(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> Outcome:
     """Every tensor that transformers expects is loaded and assigned, none is left over, shards agree."""
     folder = deployment.checkpoint.path
     ledger = None
     found: list[str] = []
     try:
         # Reading the weights of the deployment needs no device; a checkpoint it cannot read is a finding.
-        offered = getattr(deployment.runner(1), "weight_ledger", None)
-        ledger = offered() if callable(offered) else None
+        read = offered(deployment.runner(1), "weight_ledger")
+        ledger = read() if read is not None else None
     except Exception as error:  # whatever the adapter raises
         found = [f"the deployment cannot load its weights: {type(error).__name__}: {error}"]
         ledger = ((), (), {})
@@ -74,17 +73,17 @@ def weights(deployment: Deployment, reference: HFReference, n_tokens: int = N_TO
     return outcome("weights", [*found, *problems], payload, notes)
 
 
-def config(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> GateOutcome:
+def config(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> Outcome:
     """Every field of the built configuration is what config.json says, in either form of transformers."""
     problems, notes, payload = config_read_back(deployment)
     return outcome("config", problems, payload, notes)
 
 
-def rope(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> GateOutcome:
+def rope(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> Outcome:
     """The rotary table in use has the angles of transformers' own module, scaling included."""
     try:
-        offered = getattr(deployment.runner(1), "rope_table", None)
-        table = offered() if callable(offered) else None
+        read = offered(deployment.runner(1), "rope_table")
+        table = read() if read is not None else None
     finally:
         deployment.release_runners()
     kind, cosine, sine, angle = rotary_tables(deployment.reference_checkpoint.path, 2048)
@@ -133,7 +132,7 @@ def rope_problems(
     return []
 
 
-def tokens(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> GateOutcome:
+def tokens(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> Outcome:
     """Token ids are those of the checkpoint's own tokenizer and chat template, each special token once."""
     from transformers import AutoTokenizer
 
@@ -217,7 +216,7 @@ def vocabulary_problems(tokenizer: Any, vocab_size: int, folder: Path) -> tuple[
     return problems, notes
 
 
-def reference_run(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> GateOutcome:
+def reference_run(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> Outcome:
     """The reference runs in bf16, everything finite, and what it says is no noise and no stuck token."""
     problems = [] if reference.dtype == "bfloat16" else [f"the reference runs in {reference.dtype}"]
     rows, notes, said = [], [], []
@@ -283,7 +282,7 @@ def degeneracy(stats: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return problems, notes
 
 
-CHECKS: Mapping[str, Callable[..., GateOutcome]] = {
+CHECKS: Mapping[str, Callable[..., Outcome]] = {
     "weights": weights,
     "config": config,
     "rope": rope,
@@ -292,6 +291,6 @@ CHECKS: Mapping[str, Callable[..., GateOutcome]] = {
 }
 
 
-def run(check: str, deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> GateOutcome:
+def run(check: str, deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKENS) -> Outcome:
     """Run one check of :data:`CHECKS` by name."""
     return CHECKS[check](deployment, reference, n_tokens)

@@ -39,8 +39,8 @@ from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.program import Program, leaf_program
 from llms.llama_kernel_builder.specs import KernelSpec
 from llms.llama_kernel_builder.toolchains.seam import toolchain_for
+from llms.verify.contract.outcome import Outcome
 from llms.verify.gates.phase1 import kernel_laws
-from llms.verify.gates.phase6.gate import GateOutcome
 from llms.verify.reference.kernels import compare, make_inputs, offenders, reference_output, tolerance
 
 QUICK_BUCKETS = BUCKETS[:2]
@@ -177,7 +177,7 @@ def _cached_folder(hf_id: str) -> Path | None:
 
 def check(
     case: KernelCase, *, device: AbstractContextManager[Any] | None = None, artefacts: Path | None = None
-) -> GateOutcome:
+) -> Outcome:
     """Run one kernel on the device and judge its whole output.
 
     Elements beyond the tolerance, no more than the arithmetic explains, pass with the status `in tier`:
@@ -194,12 +194,12 @@ def check(
             "shape": list(case.need.shape),
             "status": "FAIL",
         }
-        return GateOutcome(False, {**payload, "problems": [str(error)]}, f"{case}: {error}")
+        return Outcome("phase1", False, {**payload, "problems": [str(error)]}, f"{case}: {error}")
     inputs = make_inputs(spec.op, case.dims, method=spec.method, tile=dict(spec.tile))
     output = run(case, spec, inputs, device, artefacts)
     payload = judge(case, spec, inputs, output)
     problems = payload["problems"]
-    return GateOutcome(not problems, payload, f"{case}:\n  " + "\n  ".join(problems) if problems else "")
+    return Outcome.of("phase1", str(case), problems, payload)
 
 
 def program_of(spec: KernelSpec) -> Program:

@@ -17,7 +17,6 @@ problems. max_abs and max_rel are recorded only: near-zero references decide the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -25,10 +24,10 @@ import numpy as np
 
 from llms.verify.contract.capture import DiagnosisCapture, capture_diagnosis
 from llms.verify.contract.chat import EncodedPrompt
-from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
+from llms.verify.contract.outcome import Outcome
 from llms.verify.contract.records import Array
 from llms.verify.gates.phase6.diagnosis import Path, cosines, layer_row
-from llms.verify.gates.phase6.gate import GateOutcome
 from llms.verify.reference.hf import HFReference, ReferenceRun
 
 WHOLE_LIMIT = 0.99
@@ -49,8 +48,8 @@ def block_gate(
     reference: HFReference,
     prompts: Sequence[EncodedPrompt],
     *,
-    device: AbstractContextManager[Any] | None = None,
-) -> GateOutcome:
+    device: Device = NO_DEVICE,
+) -> Outcome:
     """Judge layer 0 over two prompts. Raises ValueError for fewer, and what the runner raises."""
     if len(prompts) < 2:
         raise ValueError("the block gate needs two prompts: one alone cannot show a stale buffer")
@@ -65,28 +64,16 @@ def block_gate(
 def _capture(
     deployment: Deployment,
     order: Sequence[tuple[EncodedPrompt, ReferenceRun]],
-    device: AbstractContextManager[Any] | None,
+    device: Device,
 ) -> tuple[list[DiagnosisCapture], bool]:
-    longest = max(len(prompt) for prompt, _ in order) + STEPS
-    config = deployment.config()
-    alone = is_dataclass(config) and not isinstance(config, type)
-    if alone:
+    lengths = [len(prompt) for prompt, _ in order]
+    longest = max(lengths) + STEPS
+    config, built = deployment.config(), None
+    if is_dataclass(config) and not isinstance(config, type):
         single = replace(config, n_layers=1)
-        runner = deployment.adapter.build_runner(deployment.model_name, single, longest, deployment.tokenizer)
-    else:
-        runner = deployment.runner(longest)
-    prepare = getattr(runner, "prepare", None)
-    if callable(prepare):
-        for length in sorted({len(prompt) for prompt, _ in order}):
-            prepare(length)
-    with device if device is not None else nullcontext():
-        try:
-            return [capture_diagnosis(runner, prompt.ids, run.fed) for prompt, run in order], alone
-        finally:
-            close = getattr(runner, "close", None)
-            if alone and callable(close):
-                close()
-            deployment.release_runners()
+        built = deployment.adapter.build_runner(deployment.model_name, single, longest, deployment.tokenizer)
+    with deployment.on_device(device, lengths, max_seq=longest, runner=built) as runner:
+        return [capture_diagnosis(runner, prompt.ids, run.fed) for prompt, run in order], built is not None
 
 
 def judge(
@@ -96,7 +83,7 @@ def judge(
     captures: Sequence[DiagnosisCapture],
     *,
     one_layer: bool,
-) -> GateOutcome:
+) -> Outcome:
     """Judge captures of (first prompt, second prompt, first prompt again)."""
     limit = position_limit(head_dim)
     problems: list[str] = []
@@ -123,9 +110,7 @@ def judge(
         "status": "FAIL" if problems else "OK",
         "problems": problems,
     }
-    return GateOutcome(
-        not problems, payload, "block gate, layer 0:\n  " + "\n  ".join(problems) if problems else ""
-    )
+    return Outcome.of("block", "block gate, layer 0", problems, payload)
 
 
 def _layer0(captured: DiagnosisCapture) -> list[Array]:

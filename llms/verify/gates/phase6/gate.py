@@ -5,13 +5,12 @@ A test of a model is a call of one of these plus an assertion; nothing here know
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from llms.verify.contract.chat import EncodedPrompt
-from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
+from llms.verify.contract.outcome import Outcome
 from llms.verify.contract.topk import N_TOKENS, judge
 from llms.verify.gates.payloads import describe_failure, diagnosis_payload, topk_gate_payload
 from llms.verify.gates.phase6.diagnosis import Diagnosis, diagnose
@@ -23,41 +22,9 @@ from llms.verify.reference.hf import HFReference
 MEDIAN_LIMIT = 0.97
 
 
-@dataclass(frozen=True)
-class GateOutcome:
-    """Verdict, JSON-able payload for the report, and the text of a failure (empty when it passed)."""
-
-    ok: bool
-    payload: dict[str, Any]
-    message: str
-
-
 def sequence_length(prompts: Sequence[EncodedPrompt], n_tokens: int) -> int:
     """Positions that the longest prompt and its generation need."""
     return max((len(prompt) for prompt in prompts), default=1) + n_tokens
-
-
-@contextmanager
-def _device_section(
-    deployment: Deployment,
-    prompts: Sequence[EncodedPrompt],
-    max_seq: int,
-    device: AbstractContextManager[Any] | None,
-) -> Iterator[None]:
-    """Build and prepare the runner, then hold the device until its contexts are closed again.
-
-    Loading weights and compiling need no device, so they come before it is taken.
-    """
-    runner = deployment.runner(max_seq)
-    prepare = getattr(runner, "prepare", None)
-    if callable(prepare):
-        for length in sorted({len(prompt) for prompt in prompts}):
-            prepare(length)
-    with device if device is not None else nullcontext():
-        try:
-            yield
-        finally:
-            deployment.release_runners()
 
 
 def topk_gate(
@@ -66,20 +33,20 @@ def topk_gate(
     prompts: Sequence[EncodedPrompt],
     n_tokens: int = N_TOKENS,
     *,
-    device: AbstractContextManager[Any] | None = None,
-) -> GateOutcome:
+    device: Device = NO_DEVICE,
+) -> Outcome:
     """Token-set gate over `prompts`: both sides generate greedily, judged at the first divergence.
 
     `device` is held while the device works (the NPU lock on silicon), not while the reference runs.
     """
     max_seq = sequence_length(prompts, n_tokens)
-    with _device_section(deployment, prompts, max_seq, device):
+    with deployment.on_device(device, [len(prompt) for prompt in prompts], max_seq=max_seq):
         captures = [deployment.capture(prompt, n_tokens=n_tokens, max_seq=max_seq) for prompt in prompts]
     traces = [reference.run(prompt.ids, n_tokens).trace() for prompt in prompts]
     reference.release()
     result = judge([capture.trace for capture in captures], traces, n_tokens=n_tokens)
     payload = topk_gate_payload(result, [prompt.text for prompt in prompts], deployment.tokenizer)
-    return GateOutcome(result.ok, payload, "" if result.ok else describe_failure(payload))
+    return Outcome("topk_gate", result.ok, payload, "" if result.ok else describe_failure(payload))
 
 
 def diagnosis_problems(found: Diagnosis) -> list[str]:
@@ -105,13 +72,21 @@ def layer_diagnosis(
     prompt: EncodedPrompt,
     n_tokens: int = 8,
     *,
-    device: AbstractContextManager[Any] | None = None,
+    device: Device = NO_DEVICE,
 ) -> tuple[Diagnosis, dict[str, Any]]:
     """Cosine per layer against the reference, prefill and decode, both sides fed the reference's tokens."""
     run = reference.run(prompt.ids, n_tokens)
     reference.release()
     max_seq = sequence_length([prompt], n_tokens)
-    with _device_section(deployment, [prompt], max_seq, device):
+    with deployment.on_device(device, [len(prompt)], max_seq=max_seq):
         captured = deployment.capture_diagnosis(prompt, run.fed, max_seq=max_seq)
     found = diagnose(captured, run)
     return found, diagnosis_payload(found, prompt.text)
+
+
+def diagnosis_gate(
+    deployment: Deployment, reference: HFReference, prompt: EncodedPrompt, *, device: Device = NO_DEVICE
+) -> Outcome:
+    """:func:`layer_diagnosis` with its verdict, which judges only what is broken."""
+    table, payload = layer_diagnosis(deployment, reference, prompt, device=device)
+    return Outcome.of("diagnosis", "cosine per layer", diagnosis_problems(table), payload)

@@ -10,7 +10,7 @@ from llms.verify.gates.phase6 import gate as gates
 from llms.verify.gates.phase7.call_recorder import Ledger
 from llms.verify.gates.phase7.checks import FAULTS, GATE_K, GATE_TOKENS
 from llms.verify.gates.phase7.types import Audit
-from llms.verify.ladder import climbing as ladder
+from llms.verify.ladder.climbing import Ladder
 from llms.verify.ladder.types import RungResult
 
 if TYPE_CHECKING:
@@ -110,13 +110,13 @@ def _who_sees(opened: Deployment, reference: Remembered, prompt: EncodedPrompt) 
     try:
         if not gates.topk_gate(opened, reference, [prompt]).ok:  # type: ignore[arg-type]
             return "token-set gate"
-        outcome = ladder.run_ladder(
+        outcome = Ladder(
             opened,
             reference,  # type: ignore[arg-type]
             [prompt],
             FAULT_TOKENS,
             limits_up_to=0,
-        )
+        ).climb()
         failed = [rung.name for rung in outcome.rungs if not rung.ok]
         return f"ladder ({', '.join(failed)})" if failed else None
     finally:
@@ -147,7 +147,7 @@ def check_ladder(
     """All rungs again; the last prompt is made up, so that no answer to it can be known in advance."""
     question = "Does the ladder pass without caches, a made-up prompt included?"
     try:
-        outcome = ladder.run_ladder(opened, reference, prompts, limits_up_to=0)  # type: ignore[arg-type]
+        outcome = Ladder(opened, reference, prompts, limits_up_to=0).climb()  # type: ignore[arg-type]
     except Exception as error:
         audit.add("ladder", question, [f"it ends in {type(error).__name__}: {error}"], "")
         return

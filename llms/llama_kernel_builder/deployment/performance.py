@@ -1,0 +1,60 @@
+"""What the performance tests time on a session: the ability ``performance()`` of our runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llms.llama_kernel_builder import host_ops
+from llms.llama_kernel_builder.deployment.compare import comparison
+from llms.llama_kernel_builder.deployment.session import Session
+from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.verify.contract.abilities import Section
+
+
+class SessionPerformance:
+    """A prepared session and a prompt of a fixed length; see ``contract.abilities.Performance``."""
+
+    def __init__(
+        self,
+        session: Session,
+        tokenise: Callable[[], Sequence[int]],
+        n_tokens: int,
+        published: ModelConfig | None,
+    ) -> None:
+        self.session = session
+        self.n_tokens = n_tokens
+        self._tokenise = tokenise
+        self._published = published if published is not None else session.config
+        self._state: tuple[Any, Any, int, int] | None = None
+
+    def first_token(self) -> int:
+        """Tokenise, prefill, choose the first token."""
+        with host_ops.host_op(self.session.profiler, "tokenize", nbytes=16 * self.n_tokens):
+            ids = self._tokenise()
+        token, _, k_cache, v_cache, position = self.session.prefill(ids)
+        self._state = (k_cache, v_cache, token, position)
+        return token
+
+    def decode_one(self) -> int:
+        """One decode step after `first_token`; the position moves on and wraps at the end of the KV cache."""
+        if self._state is None:
+            raise RuntimeError("decode_one before first_token: there is no KV cache yet")
+        k_cache, v_cache, token, position = self._state
+        token, _ = self.session.decode(token, k_cache, v_cache, position)
+        following = position + 1 if position + 1 < self.session.max_seq else self.n_tokens
+        self._state = (k_cache, v_cache, token, following)
+        return token
+
+    def breakdown(self, section: Section) -> list[dict[str, Any]]:
+        """Run one more prefill or decode step with the profiler on; rows per ELF, kernel, host op, transfer."""
+        with self.session.profiled() as profiler, profiler.section(section):
+            if section == "prefill":
+                self.first_token()
+            else:
+                self.decode_one()
+        return profiler.breakdown()
+
+    def comparison(self) -> dict[str, Any]:
+        """The model beside the reference model and beside published silicon."""
+        return comparison(self.session.module.MODEL, self._published)

@@ -27,7 +27,12 @@ class Outcome:
 
     @classmethod
     def of(
-        cls, kind: str, title: str, problems: Sequence[str], payload: dict[str, Any], notes: Sequence[str] = ()
+        cls,
+        kind: str,
+        title: str,
+        problems: Sequence[str],
+        payload: dict[str, Any],
+        notes: Sequence[str] = (),
     ) -> Outcome:
         """A verdict from its problems (none: passed), which the message lists below ``title``."""
         message = "\n  ".join([f"{title}:", *problems]) if problems else ""

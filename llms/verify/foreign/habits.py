@@ -9,7 +9,6 @@ that is harmless as long as something else holds is a note.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from llms.checkpoints import CheckpointError, load_tensors, resolve
 from llms.verify.contract.capture import capture
 from llms.verify.contract.chat import EncodedPrompt
-from llms.verify.contract.deployment import MAX_SEQ
+from llms.verify.contract.deployment import MAX_SEQ, NO_DEVICE, Device
 from llms.verify.contract.outcome import Outcome
 from llms.verify.contract.records import Array, PrefillRecord
 from llms.verify.contract.topk import judge
@@ -43,28 +42,22 @@ def contract(adapter: RemoteAdapter) -> Outcome:
     return _outcome("adopted_contract", problems, {"config": adapter.described.get("config", {})}, notes)
 
 
-def records(
-    deployment: RemoteDeployment, prompt: EncodedPrompt, *, device: AbstractContextManager[Any] | None = None
-) -> Outcome:
+def records(deployment: RemoteDeployment, prompt: EncodedPrompt, *, device: Device = NO_DEVICE) -> Outcome:
     """The record of a prefill is a copy of what happened, complete, and of the run that made the logits.
 
     Notes: a second pass for the inside view, a prompt past the compiled length that is taken.
     Payload: ``shapes`` by name, ``spy``, ``too_long`` (the error, None when there is none), ``pyxrt``.
     """
-    runner = deployment.runner(MAX_SEQ)
-    assert isinstance(runner, RemoteRunner)
     ids = np.array(prompt.ids, np.int64)
-    with device if device is not None else nullcontext():
-        try:
-            record, watched = runner.prefill_watched(ids)
-            runner.decode_step(record.top1_token, len(ids))
-            changed = {"decode_step": runner.changed()}
-            runner.prefill(ids[::-1])
-            changed["prefill"] = runner.changed()
-            too_long = _too_long(runner, prompt.ids)
-            pyxrt = runner.close().pyxrt
-        finally:
-            deployment.release_runners()
+    with deployment.on_device(device) as runner:
+        assert isinstance(runner, RemoteRunner)
+        record, watched = runner.prefill_watched(ids)
+        runner.decode_step(record.top1_token, len(ids))
+        changed = {"decode_step": runner.changed()}
+        runner.prefill(ids[::-1])
+        changed["prefill"] = runner.changed()
+        too_long = _too_long(runner, prompt.ids)
+        ended = runner.close()
     config = deployment.config()
     problems = [*view_problems(watched["shared_memory"], changed), *_shape_problems(config, record, len(ids))]
     problems += head_problems(record, deployment.reference_checkpoint.path)
@@ -72,7 +65,7 @@ def records(
     if too_long is None:
         notes.append(f"a prompt of {MAX_SEQ + 1} tokens is taken without an error: it is cut silently")
     shapes = {name: list(array.shape) for name, array in _named(record).items()}
-    payload = {"shapes": shapes, "spy": watched["spy"], "too_long": too_long, "pyxrt": pyxrt}
+    payload = {"shapes": shapes, "spy": watched["spy"], "too_long": too_long, "pyxrt": ended and ended.pyxrt}
     return _outcome("adopted_records", problems, payload, notes)
 
 
@@ -81,7 +74,7 @@ def end_of_text(
     reference: HFReference,
     prompt: EncodedPrompt,
     *,
-    device: AbstractContextManager[Any] | None = None,
+    device: Device = NO_DEVICE,
 ) -> Outcome:
     """A prompt with end-of-text tokens inside, as chats have: from which row is predicted?
 
@@ -97,21 +90,17 @@ def end_of_text(
     n = len(ids)
     runs = [reference.run(ids[: n - back], 1 if back else 2) for back in range(3)]
     reference.release()
-    runner = deployment.runner(MAX_SEQ, lite_mode=True)
-    with device if device is not None else nullcontext():
-        try:
-            captured = capture(runner, ids, n_tokens=2, keep_logits=True)
-        finally:
-            deployment.release_runners()
+    with deployment.on_device(device, runner=deployment.runner(lite_mode=True)) as runner:
+        captured = capture(runner, ids, n_tokens=2, keep_logits=True)
     fits = [float(cosines(captured.logits[0], run.logits[0].astype(np.float32))) for run in runs]
     best = int(np.argmax(fits))
     problems: list[str] = []
     if best:
         problems.append(
             f"a prompt of {n} tokens with 2 end-of-text tokens inside is predicted from position "
-            f"{n - 1 - best} instead of {n - 1}: the prompt length is recounted as the number of tokens that "
-            "differ from end-of-text. Chat templates that end a turn with it get a wrong row and wrong decode "
-            "positions; pass the length on instead"
+            f"{n - 1 - best} instead of {n - 1}: the prompt length is recounted as the number of tokens "
+            "that differ from end-of-text. Chat templates that end a turn with it get a wrong row and wrong "
+            "decode positions; pass the length on instead"
         )
     else:
         problems += judge([captured.trace], [runs[0].trace()], n_tokens=2).reasons

@@ -33,6 +33,8 @@ from llms.verify.reference.arithmetic import DeviceArithmetic
 from llms.verify.reference.hf import HFReference, ReferenceRun
 
 PROMPT_FILES = ("prompts.txt", "verify_prompts.txt", "prompts_{style}.txt", "prompts/{style}.txt")
+#: Optional methods of a runner that can be asked for in another process.
+ABILITIES = ("decode_step_probed", "kv_cache", "prompt_limits", "rope_table", "device_arithmetic")
 #: Fields of a foreign configuration that have one meaning everywhere.
 CONFIG_FIELDS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
 
@@ -66,6 +68,8 @@ class RemoteAdapter:
     def __init__(self, folder: Path, settings: RemoteSettings) -> None:
         self.folder = folder
         self.settings = settings
+        #: Optional methods of its runners; None until one was built.
+        self.abilities: Sequence[str] | None = None
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
@@ -128,27 +132,18 @@ class RemoteAdapter:
         npu_attn: bool = True,
         lite_mode: bool = False,
     ) -> RemoteRunner:
-        """Start a process with a runner; the device is held from here to the runner's ``close``.
+        """A runner whose process starts when it is first asked for something.
 
-        ``max_seq`` is at least the length that the examples compile their prefill for. Raises RemoteError.
+        ``max_seq`` is at least the length that the examples compile their prefill for.
         """
-        held = ExitStack()
-        with ExitStack() as undo:
-            if self.settings.device is not None:
-                held.enter_context(self.settings.device())
-            undo.callback(held.close)
-            worker = self.worker()
-            undo.callback(worker.close)
-            answer = worker.call(
-                "build_runner",
-                model_name=model_name,
-                tokenizer=str(tokenizer.name_or_path),
-                max_seq=max(max_seq, MAX_SEQ),
-                npu_attn=npu_attn,
-                lite_mode=lite_mode,
-            )
-            undo.pop_all()
-        return RemoteRunner(self, worker, held, answer["name"], answer["abilities"])
+        request = {
+            "model_name": model_name,
+            "tokenizer": str(tokenizer.name_or_path),
+            "max_seq": max(max_seq, MAX_SEQ),
+            "npu_attn": npu_attn,
+            "lite_mode": lite_mode,
+        }
+        return RemoteRunner(self, request)
 
     def prompt_file(self, style: str) -> Path | None:
         """The adapter's own prompts, when its folder or the one above holds a file of prompts."""
@@ -157,7 +152,7 @@ class RemoteAdapter:
         return next((p / n for p in places for n in names if (p / n).is_file()), None)
 
     def worker(self) -> Worker:
-        """A new process; the caller closes it."""
+        """A new process; whoever asked for it closes it."""
         return Worker(self.folder, silicon=self.settings.silicon, limit_s=self.settings.limit_s)
 
     def warn_of(self, ended: WorkerExit) -> None:
@@ -176,22 +171,52 @@ class RemoteAdapter:
 class RemoteRunner:
     """A runner in another process; see :class:`llms.verify.contract.records.NpuRunner`.
 
-    Records are copied when they are made, whatever the adapter does with its buffers later. Optional methods
-    are there when the foreign runner has them. Every method raises RemoteError for what the adapter raises.
+    The device is held from the start of the process to :meth:`close`, as that process owns it. Records are
+    copied when they are made, whatever the adapter does with its buffers later. Optional methods are there
+    when the foreign runner has them. Every method raises RemoteError for what the adapter raises.
     """
 
-    def __init__(
-        self, adapter: RemoteAdapter, worker: Worker, held: ExitStack, name: str, abilities: Sequence[str]
-    ) -> None:
-        self.name = name
+    def __init__(self, adapter: RemoteAdapter, request: Mapping[str, Any]) -> None:
+        self.name = f"{adapter.folder.name} in a process of its own"
         self._adapter = adapter
-        self._worker = worker
-        self._release = weakref.finalize(self, held.close)
-        for ability in abilities:
+        self._request = request
+        self._held = ExitStack()
+        self._ended: WorkerExit | None = None
+        self._arithmetics: dict[int, DeviceArithmetic] = {}
+        self._lengths: set[int] = set()
+        weakref.finalize(self, self._held.close)
+        self._offer()
+
+    @cached_property
+    def _worker(self) -> Worker:
+        """The process, started and with the foreign runner built in it."""
+        settings, adapter = self._adapter.settings, self._adapter
+        with ExitStack() as undo:
+            undo.callback(self._held.close)
+            if settings.device is not None:
+                self._held.enter_context(settings.device())
+            worker = adapter.worker()
+            undo.callback(lambda: adapter.warn_of(worker.close()))
+            adapter.abilities = worker.call("build_runner", **self._request)
+            undo.pop_all()
+        self._offer()
+        return worker
+
+    def _offer(self) -> None:
+        for ability in self._adapter.abilities or ():
             setattr(self, ability, partial(self._ask, ability))
+
+    def __getattr__(self, name: str) -> Any:
+        """Optional methods: whether they are there is only known when a runner was built once."""
+        if name in ABILITIES and self._adapter.abilities is None:
+            _ = self._worker
+            if name in self.__dict__:
+                return self.__dict__[name]
+        raise AttributeError(f"{self.name} has no {name}")
 
     def prefill(self, prompt_tokens: NDArray[np.int64]) -> PrefillRecord:
         """Run the prompt ``int64[n]``."""
+        self._lengths.add(len(prompt_tokens))
         return PrefillRecord(**self._worker.call("prefill", ids=_integers(prompt_tokens)))
 
     def prefill_watched(self, prompt_tokens: NDArray[np.int64]) -> tuple[PrefillRecord, Mapping[str, Any]]:
@@ -209,20 +234,29 @@ class RemoteRunner:
         answer = self._worker.call("decode_step", token=int(input_token), position=int(current_pos))
         return DecodeStepRecord(**answer)
 
-    def close(self) -> WorkerExit:
-        """End the process and release the device."""
+    def close(self) -> WorkerExit | None:
+        """End the process and release the device; how it ended, None when it was never started."""
+        if self._ended is not None or "_worker" not in self.__dict__:
+            return self._ended
         try:
-            ended = self._worker.close()
+            if "device_arithmetic" in self.__dict__:
+                for length in self._lengths:  # asked for when both sides are compared
+                    self.device_arithmetic(length)
         finally:
-            self._release()
-        self._adapter.warn_of(ended)
-        return ended
+            with self._held:
+                self._ended = self._worker.close()
+        self._adapter.warn_of(self._ended)
+        return self._ended
 
     def _ask(self, ability: str, *arguments: int) -> Any:
+        if ability == "device_arithmetic" and arguments[0] in self._arithmetics:
+            return self._arithmetics[arguments[0]]
         answer = self._worker.call("ability", name=ability, arguments=_integers(arguments))
         if ability == "decode_step_probed":
             return DecodeProbe(DecodeStepRecord(**answer["record"]), answer["layers"], answer["final"])
-        return DeviceArithmetic.from_dict(answer) if ability == "device_arithmetic" else answer
+        if ability == "device_arithmetic":
+            return self._arithmetics.setdefault(arguments[0], DeviceArithmetic.from_dict(answer))
+        return answer
 
 
 def _integers(values: Any) -> list[int]:
@@ -245,7 +279,7 @@ class RemoteDeployment(Deployment):
         )
 
     @property
-    def prompt_style(self) -> PromptStyle:  # type: ignore[override]
+    def prompt_style(self) -> PromptStyle:
         """``base`` for a model of that name or without a chat template, which nobody else would notice."""
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         return "instruct" if has_template and self.choice != "base" else "base"

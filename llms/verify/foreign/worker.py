@@ -336,16 +336,15 @@ class Service:
         """Names, signatures, configuration; builds and runs nothing."""
         return describe(self._folder, choice, self._stage)
 
-    def build_runner(self, model_name: str, tokenizer: str, max_seq: int, **options: bool) -> Answer:
-        """Build the runner; its name and optional abilities."""
+    def build_runner(self, model_name: str, tokenizer: str, max_seq: int, **options: bool) -> list[str]:
+        """Build the runner; names of the optional methods that it has."""
         adapter, config = self._configured(model_name)
         self._stage.enter("build_runner")
         self._runner = adapter.build_runner(model_name, config, max_seq, tokenizer_of(tokenizer), **options)
         lacking = [name for name in ("name", "prefill", "decode_step") if not hasattr(self._runner, name)]
         if lacking:
             raise ValueError(f"the runner has no {', '.join(lacking)}")
-        offered = [name for name in ABILITIES if callable(getattr(self._runner, name, None))]
-        return {"name": str(self._runner.name), "abilities": offered}
+        return [name for name in ABILITIES if callable(getattr(self._runner, name, None))]
 
     def _configured(self, model_name: str) -> tuple[Any, Any]:
         self._stage.enter("import")
@@ -415,7 +414,10 @@ class Service:
         if callable(close):
             close()
         twin = "npu_twin.pyxrt" if TwinFinder.used else None
-        return {"threads": threads_left(), "pyxrt": twin or getattr(sys.modules.get("pyxrt"), "__file__", None)}
+        return {
+            "threads": threads_left(),
+            "pyxrt": twin or getattr(sys.modules.get("pyxrt"), "__file__", None),
+        }
 
 
 def threads_left() -> list[str]:
@@ -439,10 +441,10 @@ def encode(answer: Answer) -> bytes:
     return buffer.getvalue()
 
 
-def answer_of(call: Callable[[], Any], stage: Stage) -> Answer:
+def answer_of(command: Callable[..., Any], values: Answer, stage: Stage) -> Answer:
     """The answer to one request, whatever the adapter raises."""
     try:
-        return {"values": call()}
+        return {"values": command(**values)}
     except BaseException as error:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         described = {"stage": stage.name, "error": f"{type(error).__name__}: {error}"}
@@ -465,7 +467,7 @@ def main(arguments: Sequence[str]) -> int:
             break
         command = request.pop("command")
         stage.enter(command)
-        answer = answer_of(lambda values=request: getattr(service, command)(**values), stage)  # type: ignore[misc]
+        answer = answer_of(getattr(service, command), request, stage)
         stage.enter("answer")  # a child that the adapter forked ends here
         sys.stdout.flush()
         sys.stderr.flush()

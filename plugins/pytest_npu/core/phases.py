@@ -33,8 +33,7 @@ def phases_in(test_file: Path) -> set[int]:
     """
     named = {int(digit) for digit in _IN_NAME.findall(test_file.stem)}
     return named or {
-        int(marked or told)
-        for marked, told in _IN_SOURCE.findall(test_file.read_text(encoding="utf-8"))
+        int(marked or told) for marked, told in _IN_SOURCE.findall(test_file.read_text(encoding="utf-8"))
     }
 
 

@@ -44,5 +44,7 @@ def baseline_gate(
 
 def table_problems(layers: Diagnosis) -> list[str]:
     """What is wrong with a per-layer table as such: odd records, missing rows, values not finite."""
-    missing = [f"{row.path}: layer {row.layer} {row.probe} is missing: {row.reason}" for row in layers.missing]
+    missing = [
+        f"{row.path}: layer {row.layer} {row.probe} is missing: {row.reason}" for row in layers.missing
+    ]
     return [*layers.problems, *missing]

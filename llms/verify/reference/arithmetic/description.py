@@ -180,8 +180,12 @@ class DeviceArithmetic:
         Raises:
             DescriptionError: it contradicts itself.
         """
-        phases = (PhaseArithmetic.from_dict(content[name]) for name in ("prefill", "decode"))
-        return cls(*phases, _linear(content["lm_head"]), content["pad_token"])
+        return cls(
+            PhaseArithmetic.from_dict(content["prefill"]),
+            PhaseArithmetic.from_dict(content["decode"]),
+            _linear(content["lm_head"]),
+            content["pad_token"],
+        )
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The process of a foreign adapter: asked by messages, limited in time, ended with everything it started.
 
-A request is JSON, an answer an ``.npz`` in memory: plain values under ``json``, in which ``{"$array": n}``
-stands for array ``n``. Nothing is unpickled.
+A request is JSON, an answer an ``.npz`` in memory: plain values under ``json``, in which ``{"$array": n,
+"bf16": bool}`` stands for array ``n``, the bits of bf16 or numbers. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from llms.checkpoints import cache_root
@@ -161,7 +162,8 @@ class Worker:
 def _filled(value: Any, arrays: list[Array]) -> Any:
     if isinstance(value, dict):
         if "$array" in value:
-            return arrays[value["$array"]]
+            array = arrays[value["$array"]]
+            return array.view(ml_dtypes.bfloat16) if value["bf16"] else array
         return {key: _filled(one, arrays) for key, one in value.items()}
     return tuple(_filled(one, arrays) for one in value) if isinstance(value, list) else value
 

@@ -216,8 +216,9 @@ class RemoteRunner:
 
     def prefill(self, prompt_tokens: NDArray[np.int64]) -> PrefillRecord:
         """Run the prompt ``int64[n]``."""
+        record = PrefillRecord(**self._worker.call("prefill", ids=_integers(prompt_tokens)))
         self._lengths.add(len(prompt_tokens))
-        return PrefillRecord(**self._worker.call("prefill", ids=_integers(prompt_tokens)))
+        return record
 
     def prefill_watched(self, prompt_tokens: NDArray[np.int64]) -> tuple[PrefillRecord, Mapping[str, Any]]:
         """As ``prefill``, and what was seen on the way: ``spy``, ``shared_memory``, see `habits.py`."""
@@ -335,16 +336,16 @@ class RemoteReference(HFReference):
             n_tokens=n_tokens,
         )
         tokens = tuple(int(token) for token in logits.argmax(-1))
-        none = frozen_copy(np.empty((0, 0, 0, 0), np.float32))
+        none = [frozen_copy(np.empty((0,) * axes, np.float32)) for axes in range(5)]
         return ReferenceRun(
             prompt_ids=tuple(int(token) for token in prompt_ids),
             tokens=tokens,
             fed=tokens[:-1],
             logits=frozen_copy(logits),
-            prefill_layers=none[0:, :, :, 0],
-            prefill_final=none[:, :, 0, 0],
-            decode_layers=none[:, :, :, 0],
-            decode_final=none[:, :, 0, 0],
-            keys=none,
-            values=none,
+            prefill_layers=none[3],
+            prefill_final=none[2],
+            decode_layers=none[3],
+            decode_final=none[2],
+            keys=none[4],
+            values=none[4],
         )

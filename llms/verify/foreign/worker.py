@@ -65,8 +65,9 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def floats(value: Any) -> np.ndarray[Any, Any]:
-    """A float32 copy; of nothing an empty one."""
-    return np.empty(0, np.float32) if value is None else np.array(as_array(value), np.float32)
+    """A float32 copy, of bf16 arrays a bf16 one; of nothing an empty one."""
+    array = np.empty(0, np.float32) if value is None else as_array(value)
+    return np.array(array, array.dtype if array.dtype.name == "bfloat16" else np.float32)
 
 
 def fields_of(record: Any, names: Sequence[str], what: str) -> list[Any]:
@@ -431,8 +432,9 @@ def encode(answer: Answer) -> bytes:
     arrays: list[Any] = []
 
     def put(value: Any) -> Answer:
-        arrays.append(value)
-        return {"$array": len(arrays) - 1}
+        bf16 = value.dtype.name == "bfloat16"  # unknown to the format of .npz
+        arrays.append(value.view(np.uint16) if bf16 else value)
+        return {"$array": len(arrays) - 1, "bf16": bf16}
 
     text = json.dumps(answer, default=put).encode()
     buffer = io.BytesIO()

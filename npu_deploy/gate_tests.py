@@ -39,7 +39,7 @@ FILES: dict[str, tuple[str, str]] = {
     ),
     "test_phase6_ladder.py": (
         "Phase 6: all rungs of the ladder on the production path.",
-        "test_compiled_lengths, test_ladder",
+        "test_ladder, test_compiled_lengths",
     ),
     "test_phase6_topk_gate.py": (
         "Phase 6: the token-set gate on the production path.",
@@ -51,16 +51,18 @@ FILES: dict[str, tuple[str, str]] = {
     ),
     "test_profile_benchmark.py": (
         "Phase 6: TTFT and time per output token on the device clock, with the breakdown of both.",
-        "ready, test_time_per_output_token, test_ttft",
+        "ready, test_ttft, test_time_per_output_token",
     ),
 }
-"""File name -> (what it tests, what it imports from the suite)."""
+"""File name -> (what it tests, what it imports from the suite, in the order of the run)."""
 
 
 def text_of(name: str) -> str:
     """Text of one of the `FILES`; a model adds tests of its own below it."""
     words, imported = FILES[name]
-    return f'"""{words}"""\n\nfrom llms.verify.suite import {imported}  # noqa: F401\n'
+    names = imported.split(", ")
+    unsorted = "" if names == sorted(names) else ", I001"
+    return f'"""{words}"""\n\nfrom llms.verify.suite import {imported}  # noqa: F401{unsorted}\n'
 
 
 def write(target: Path) -> None:

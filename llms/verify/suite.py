@@ -9,11 +9,13 @@ that needs an ability which the runner does not offer is skipped with the reason
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llms.verify.contract.abilities import NotOffered
+from llms.verify.contract.deployment import Deployment, Device
 from llms.verify.contract.outcome import Outcome
 from llms.verify.gates import phase7
 from llms.verify.gates.phase0 import gate as phase0
@@ -25,6 +27,7 @@ from llms.verify.gates.phase5 import gate as phase5
 from llms.verify.gates.phase6 import gate as phase6
 from llms.verify.gates.phase6.performance import ReadyToTime, set_up
 from llms.verify.ladder.climbing import REFERENCE_RUNGS, RUNGS, Ladder
+from llms.verify.reference.hf import HFReference
 
 PROMPT_TOKENS = 128
 """Length of the prompt that is timed."""
@@ -51,13 +54,15 @@ def judge(record: Record, gate: Callable[[], Outcome | tuple[Outcome, ...]]) -> 
 
 @pytest.mark.phase0
 @pytest.mark.parametrize("check", phase0.CHECKS)
-def test_reference(check, deployment, hf_reference, npu_options, npu_record):
+def test_reference(
+    check: str, deployment: Deployment, hf_reference: HFReference, npu_options: Any, npu_record: Record
+) -> None:
     """Weights, configuration, rotary angles, tokens and the reference run."""
     judge(npu_record, lambda: phase0.run(check, deployment, hf_reference, npu_options.n_tokens))
 
 
 @pytest.mark.phase1
-def test_kernel(kernel, npu_device, npu_lock, npu_record):
+def test_kernel(kernel: Any, npu_device: Any, npu_lock: Device, npu_record: Record) -> None:
     """A kernel at a shape that the model needs, alone on the device; a file with this test also imports
     ``pytest_generate_tests``.
     """
@@ -65,32 +70,42 @@ def test_kernel(kernel, npu_device, npu_lock, npu_record):
 
 
 @pytest.mark.phase2
-def test_block(deployment, hf_reference, npu_lock, npu_record):
+def test_block(
+    deployment: Deployment, hf_reference: HFReference, npu_lock: Device, npu_record: Record
+) -> None:
     """One assembled layer against layer 0 of the reference."""
     prompts = deployment.prompts(2)
     judge(npu_record, lambda: phase2.block_gate(deployment, hf_reference, prompts, device=npu_lock))
 
 
 @pytest.mark.phase3
-def test_unfused_model(deployment, hf_reference, npu_lock, npu_record):
+def test_unfused_model(
+    deployment: Deployment, hf_reference: HFReference, npu_lock: Device, npu_record: Record
+) -> None:
     """The whole model with one ELF per kernel: token-set gate, table of layers, baseline times."""
     judge(npu_record, lambda: phase3.baseline_gate(deployment, hf_reference, device=npu_lock))
 
 
 @pytest.mark.phase4
-def test_prefill_steps(deployment, hf_reference, npu_lock, npu_record):
+def test_prefill_steps(
+    deployment: Deployment, hf_reference: HFReference, npu_lock: Device, npu_record: Record
+) -> None:
     """Every optimisation of the prefill, measured against the form before it."""
     judge(npu_record, lambda: phase4.prefill_gate(deployment, hf_reference, device=npu_lock))
 
 
 @pytest.mark.phase5
-def test_decode_steps(deployment, hf_reference, npu_lock, npu_record):
+def test_decode_steps(
+    deployment: Deployment, hf_reference: HFReference, npu_lock: Device, npu_record: Record
+) -> None:
     """Every optimisation of a decode step, measured against the form before it."""
     judge(npu_record, lambda: phase5.decode_gate(deployment, hf_reference, device=npu_lock))
 
 
 @pytest.mark.phase6
-def test_topk_gate(deployment, hf_reference, npu_options, npu_lock, npu_record):
+def test_topk_gate(
+    deployment: Deployment, hf_reference: HFReference, npu_options: Any, npu_lock: Device, npu_record: Record
+) -> None:
     """The token-set gate on the production path."""
     prompts = deployment.prompts(npu_options.prompts)
     n = npu_options.n_tokens
@@ -98,19 +113,19 @@ def test_topk_gate(deployment, hf_reference, npu_options, npu_lock, npu_record):
 
 
 @pytest.mark.phase6
-def test_diagnosis_cosine(deployment, hf_reference, npu_lock, npu_record):
+def test_diagnosis_cosine(
+    deployment: Deployment, hf_reference: HFReference, npu_lock: Device, npu_record: Record
+) -> None:
     """Cosine per layer against the reference, prefill and decode; judges only what is broken."""
     prompt = deployment.prompts(1)[0]
     judge(npu_record, lambda: phase6.diagnosis_gate(deployment, hf_reference, prompt, device=npu_lock))
 
 
-def judge_rung(rung, request, deployment, hf_reference, npu_options, npu_lock, npu_record):
-    """Judge one rung of the ladder; the tests of all rungs share one pass of the device."""
-    prompts = deployment.prompts(npu_options.prompts)
-    ladder = Ladder(deployment, hf_reference, prompts, npu_options.n_tokens, npu_lock)
+def judge_rung(rung: str, ladder: Ladder, record: Record, request: pytest.FixtureRequest) -> None:
+    """Judge one rung; the tests of all rungs share one pass of the device."""
     # pytest-rerunfailures counts how often a test is run
     climbed = ladder.climb_once(retry=getattr(request.node, "execution_count", 1) > 1)
-    judge(npu_record, lambda: climbed.outcomes(rung))
+    judge(record, lambda: climbed.outcomes(rung))
     result = climbed.rung(rung)
     if result.status == "not offered":
         pytest.skip(f"not offered: {result.reason}")
@@ -118,21 +133,43 @@ def judge_rung(rung, request, deployment, hf_reference, npu_options, npu_lock, n
 
 @pytest.mark.phase3
 @pytest.mark.parametrize("rung", REFERENCE_RUNGS)
-def test_reference_ladder(rung, request, deployment, hf_reference, npu_options, npu_lock, npu_record):
+def test_reference_ladder(
+    rung: str,
+    request: pytest.FixtureRequest,
+    deployment: Deployment,
+    hf_reference: HFReference,
+    npu_options: Any,
+    npu_lock: Device,
+    npu_record: Record,
+) -> None:
     """The rungs that compare with a reference; imported ``as test_ladder``."""
-    judge_rung(rung, request, deployment, hf_reference, npu_options, npu_lock, npu_record)
+    prompts = deployment.prompts(npu_options.prompts)
+    ladder = Ladder(deployment, hf_reference, prompts, npu_options.n_tokens, npu_lock)
+    judge_rung(rung, ladder, npu_record, request)
 
 
 @pytest.mark.phase6
 @pytest.mark.parametrize("rung", RUNGS)
-def test_ladder(rung, request, deployment, hf_reference, npu_options, npu_lock, npu_record):
+def test_ladder(
+    rung: str,
+    request: pytest.FixtureRequest,
+    deployment: Deployment,
+    hf_reference: HFReference,
+    npu_options: Any,
+    npu_lock: Device,
+    npu_record: Record,
+) -> None:
     """All rungs of the ladder on the production path."""
-    judge_rung(rung, request, deployment, hf_reference, npu_options, npu_lock, npu_record)
+    prompts = deployment.prompts(npu_options.prompts)
+    ladder = Ladder(deployment, hf_reference, prompts, npu_options.n_tokens, npu_lock)
+    judge_rung(rung, ladder, npu_record, request)
 
 
 @pytest.mark.phase6
 @pytest.mark.slow
-def test_compiled_lengths(deployment, hf_reference, npu_lock, npu_record):
+def test_compiled_lengths(
+    deployment: Deployment, hf_reference: HFReference, npu_lock: Device, npu_record: Record
+) -> None:
     """The rungs of the limits over all compiled lengths up to 512."""
     result = Ladder(deployment, hf_reference, deployment.prompts(1), device=npu_lock).over_lengths(LONGEST)
     npu_record("limits", dict(result.data))
@@ -142,7 +179,7 @@ def test_compiled_lengths(deployment, hf_reference, npu_lock, npu_record):
 
 
 @pytest.fixture(scope="module")
-def ready(deployment):
+def ready(deployment: Deployment) -> Iterator[ReadyToTime]:
     """A runner whose kernels, weights and KV cache are in place: nothing of it is timed."""
     try:
         yield set_up(deployment, PROMPT_TOKENS)
@@ -153,16 +190,18 @@ def ready(deployment):
 
 
 @pytest.mark.phase6
-def test_ttft(ready, npu_lock, npu_benchmark):
-    """Time to first token on the device clock, with its breakdown; a file with this test imports ``ready``."""
+def test_ttft(ready: ReadyToTime, npu_lock: Device, npu_benchmark: Callable[..., Any]) -> None:
+    """Time to first token on the device clock, with its breakdown; a file with it imports ``ready``."""
     timed = ready.timed
     with npu_lock:
         npu_benchmark(timed.first_token, seq_len=ready.n_tokens, breakdown=lambda: timed.breakdown("prefill"))
 
 
 @pytest.mark.phase6
-def test_time_per_output_token(ready, npu_lock, npu_benchmark, npu_record):
-    """Time of one decode step in steady state, with its breakdown; a file with this test imports ``ready``."""
+def test_time_per_output_token(
+    ready: ReadyToTime, npu_lock: Device, npu_benchmark: Callable[..., Any], npu_record: Record
+) -> None:
+    """Time of one decode step in steady state, with its breakdown; a file with it imports ``ready``."""
     timed = ready.timed
     with npu_lock:
         timed.first_token()
@@ -172,7 +211,7 @@ def test_time_per_output_token(ready, npu_lock, npu_benchmark, npu_record):
 
 @pytest.mark.phase7
 @pytest.mark.slow
-def test_independent_audit(model_folder, npu_options, npu_record):
+def test_independent_audit(model_folder: Path, npu_options: Any, npu_record: Record) -> None:
     """The independent audit, in a process of its own and without caches."""
     outcome = phase7.for_options(model_folder, npu_options)
     npu_record("audit", outcome.payload)

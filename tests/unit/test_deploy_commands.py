@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from llms.llama_kernel_builder.deployment import describe
 from llms.llama_kernel_builder.model_config import ModelConfig, RopeScaling
-from npu_deploy import errors, promote, scaffold
+from npu_deploy import errors, gate_tests, promote, scaffold
 from npu_deploy.cli import app
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
@@ -158,12 +158,12 @@ def test_host_attention_is_part_of_the_prediction() -> None:
     assert found.ttft_ms == pytest.approx(total, rel=1e-6)
 
 
-def test_gates_of_every_model_are_the_same_files() -> None:
-    shared = {path.name: path.read_bytes() for path in scaffold.EXEMPLAR.glob("test_*.py")}
-    assert {"test_phase0_reference.py", "test_phase6_topk_gate.py"} <= shared.keys()
+def test_gates_of_every_model_come_from_the_suite() -> None:
+    """A model may add tests below the import; it has no gate of its own."""
     for model in MODELS:
-        for name, content in shared.items():
-            assert (LLMS / model / "tests" / name).read_bytes() == content, f"{model}/tests/{name}"
+        for name in gate_tests.FILES:
+            text = (LLMS / model / "tests" / name).read_text(encoding="utf-8")
+            assert text.startswith(gate_tests.text_of(name)), f"{model}/tests/{name}"
 
 
 @pytest.mark.parametrize("model", MODELS)

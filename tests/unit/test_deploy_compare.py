@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llms.llama_kernel_builder.deployment.compare import REFERENCE_MODEL, beside_silicon
+from llms.llama_kernel_builder.deployment.compare import REFERENCE_MODEL, comparison
+from llms.verify.contract.deployment import load_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = json.loads((ROOT / "npu_twin" / "data" / "published_models.json").read_text())["models"]
 
 
 def rows(model: str) -> list[dict[str, Any]]:
-    deployment: Any = SimpleNamespace(name=model, folder=ROOT / "llms" / model)
-    payload = beside_silicon(deployment)
+    payload = comparison(model, load_adapter(ROOT / "llms" / model).CONFIG)
     json.dumps(payload)
     assert "before tokenising" in payload["definition"]
     found: list[dict[str, Any]] = payload["rows"]

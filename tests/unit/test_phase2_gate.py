@@ -15,7 +15,7 @@ from llms.llama_kernel_builder import driver
 from llms.llama_kernel_builder.deployment import session
 from llms.llama_kernel_builder.resident import ResidentCache
 from llms.llama_kernel_builder.weights import ModelWeights
-from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.deployment import NO_DEVICE, Deployment
 from llms.verify.gates.phase2 import gate as phase2
 from npu_twin import injection
 from npu_twin.listing import Listing
@@ -182,7 +182,7 @@ def test_values_that_are_not_finite_and_records_that_are_missing(qwen2: Deployme
     prompts = qwen2.prompts(2)
     runs = [qwen2.hf_reference().run(prompt.ids, 2) for prompt in prompts]
     order = [(prompts[0], runs[0]), (prompts[1], runs[1]), (prompts[0], runs[0])]
-    captures, _ = phase2._capture(qwen2, order, None)
+    captures, _ = phase2._capture(qwen2, order, NO_DEVICE)
     assert phase2.judge(64, prompts, runs, captures, one_layer=True).ok
 
     record = captures[0].prefill

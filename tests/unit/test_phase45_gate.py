@@ -8,17 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llms.llama_kernel_builder import driver
+from llms.llama_kernel_builder.deployment.forms import attention_layout, cascade_form
 from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.resident import ResidentCache
 from llms.llama_kernel_builder.specs import KernelSpec
+from llms.verify.contract.abilities import PRODUCTION, Dispatch, NotOffered
 from llms.verify.contract.deployment import Deployment
 from llms.verify.gates import measure, optimisation
-from llms.verify.gates.measure import Dispatch
 from llms.verify.gates.optimisation import Step, Timed, judge_step
+from llms.verify.gates.phase3.gate import baseline_gate
+from llms.verify.gates.phase4.gate import prefill_gate
+from llms.verify.gates.phase5.gate import decode_gate
 from npu_twin import injection
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
@@ -34,8 +39,9 @@ def step(before: Timed, after: Timed, **what: Any) -> Step:
 
 def test_a_step_that_works_is_applied_with_its_gain() -> None:
     judged = judge_step(step(Timed(10.0, ALONE), Timed(8.0, JOINED)))
-    assert (judged.status, judged.reason, judged.problems) == ("applied", "20.0 % faster", ())
-    row = judged.payload()
+    row = judged.payload
+    assert (row["status"], row["reason"], row["problems"]) == ("applied", "20.0 % faster", [])
+    assert (judged.ok, judged.message) == (True, "")
     assert (row["gain_ms"], row["gain_percent"]) == (2.0, 20.0)
     assert (row["before"]["elf_calls"], row["after"]["elf_calls"]) == (8, 4)
 
@@ -60,11 +66,14 @@ def test_a_step_that_works_is_applied_with_its_gain() -> None:
 )
 def test_a_step_that_fails_its_gate(planted: Step, says: str) -> None:
     judged = judge_step(planted)
-    assert judged.status == "FAIL"
-    assert says in " ".join(judged.problems)
+    assert not judged.ok
+    assert judged.payload["status"] == "FAIL"
+    assert says in " ".join(judged.payload["problems"])
+    assert judged.message.startswith("planted: ")
     undone = judge_step(replace(planted, deployed=False))
-    assert (undone.status, undone.problems) == ("reverted", ())
-    assert says in undone.reason
+    assert undone.ok
+    assert (undone.payload["status"], undone.payload["problems"]) == ("reverted", [])
+    assert says in undone.payload["reason"]
 
 
 def test_what_counts_as_less_exact() -> None:
@@ -78,9 +87,7 @@ def test_what_counts_as_less_exact() -> None:
     assert not measure.rounds_inside(cascade(512))
     # What was there before is no step's fault.
     low = replace(ALONE, kernels=((DIRECT, 8),))
-    assert (
-        judge_step(step(Timed(9.0, low), Timed(8.0, replace(JOINED, kernels=((DIRECT, 8),))))).problems == ()
-    )
+    assert judge_step(step(Timed(9.0, low), Timed(8.0, replace(JOINED, kernels=((DIRECT, 8),))))).ok
 
 
 def test_steps_that_are_not_possible_say_why() -> None:
@@ -88,23 +95,23 @@ def test_steps_that_are_not_possible_say_why() -> None:
     llama = ModelConfig.from_hf_folder(LLMS / "llama32_1b" / "tiny")
     large = replace(llama, emb_dim=2048, n_heads=32, hidden_dim=8192)
     said = {
-        "hangs beyond one chunk of 64": optimisation.attention_layout(qwen3),
-        "the only kernel for this head size": optimisation.attention_layout(llama),
-        "the host attends": optimisation.attention_layout(replace(llama, head_dim=48)),
-        "emb_dim 256, q_dim 256 is no multiple of 512": optimisation.cascade_form(llama),
-        "lower precision": optimisation.cascade_form(large),
+        "hangs beyond one chunk of 64": attention_layout(qwen3),
+        "the only kernel for this head size": attention_layout(llama),
+        "the host attends": attention_layout(replace(llama, head_dim=48)),
+        "emb_dim 256, q_dim 256 is no multiple of 512": cascade_form(llama),
+        "lower precision": cascade_form(large),
     }
-    for text, one in said.items():
-        judged = judge_step(one)
-        assert judged.status == "skipped"
-        assert text in judged.reason
+    for text, (name, reason) in said.items():
+        row = judge_step(Step(name, reason=reason)).payload
+        assert row["status"] == "skipped"
+        assert text in row["reason"]
 
 
 def test_the_production_form_is_what_a_session_is_by_default() -> None:
     import inspect
 
     defaults = inspect.signature(Session.__init__).parameters
-    form = measure.PRODUCTION
+    form = PRODUCTION
     assert (defaults["merged"].default, defaults["resident"].default) == (form.merged, form.resident)
 
 
@@ -123,19 +130,24 @@ def clean() -> Deployment:
     return Deployment.from_folder("qwen3_0_6b", checkpoint=LLMS / "qwen3_0_6b" / "tiny")
 
 
+def baseline(deployment: Deployment) -> tuple[Any, dict[str, dict[str, Any]]]:
+    outcomes = baseline_gate(deployment, deployment.hf_reference())
+    return outcomes[-1], {outcome.kind: outcome.payload for outcome in outcomes}
+
+
 def statuses(outcome: Any) -> dict[str, str]:
     return {item["name"].split(" (")[0]: item["status"] for item in outcome.payload["steps"]}
 
 
 def test_baseline_and_both_phases_pass(clean: Deployment) -> None:
     reference = clean.hf_reference()
-    outcome, payloads = optimisation.baseline_gate(clean, reference)
+    outcome, payloads = baseline(clean)
     assert outcome.ok, outcome.message
     assert payloads["topk_gate"]["prompts"][0]["status"] == "OK"
     layers = {(row["path"], row["layer"]) for row in payloads["diagnosis"]["rows"]}
     assert layers == {(path, layer) for path in ("prefill", "decode") for layer in range(3)}
-    prefill = optimisation.prefill_gate(clean, reference)
-    decode = optimisation.decode_gate(clean, reference)
+    prefill = prefill_gate(clean, reference)
+    decode = decode_gate(clean, reference)
     for found in (prefill, decode):
         assert found.ok, found.message
         assert found.payload["gain_percent"] > 30
@@ -157,9 +169,9 @@ def test_baseline_and_both_phases_pass(clean: Deployment) -> None:
 
 def test_each_form_is_measured_once(clean: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = clean.hf_reference()
-    first = measure.measured(clean, reference, measure.PRODUCTION)
+    first = measure.measured(clean, reference, PRODUCTION)
     monkeypatch.setattr(measure, "_measure", None)
-    assert measure.measured(clean, reference, measure.PRODUCTION) is first
+    assert measure.measured(clean, reference, PRODUCTION) is first
 
 
 def test_a_merge_that_is_not_called(llama: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +182,7 @@ def test_a_merge_that_is_not_called(llama: Deployment, monkeypatch: pytest.Monke
         right(self, *args, **{**options, "merged": False})
 
     monkeypatch.setattr(Session, "__init__", start)
-    outcome = optimisation.decode_gate(llama, llama.hf_reference())
+    outcome = decode_gate(llama, llama.hf_reference())
     assert statuses(outcome)["multi-launch merge"] == "FAIL"
     assert "multi-launch merge: it changes nothing that is dispatched" in outcome.message
 
@@ -179,14 +191,14 @@ def test_buffer_reuse_that_copies_all_the_same(llama: Deployment, monkeypatch: p
     from llms.llama_kernel_builder.cache import KernelCache
 
     monkeypatch.setattr(ResidentCache, "_run", KernelCache._run)
-    outcome = optimisation.prefill_gate(llama, llama.hf_reference())
+    outcome = prefill_gate(llama, llama.hf_reference())
     assert statuses(outcome)["buffer reuse"] == "FAIL"
     assert "buffer reuse: it changes nothing that is dispatched" in outcome.message
 
 
 def test_a_merged_program_that_is_slower(llama: Deployment) -> None:
     with injection.delay(20_000, kernel="o_gemv_ffn") as fault:
-        outcome = optimisation.decode_gate(llama, llama.hf_reference())
+        outcome = decode_gate(llama, llama.hf_reference())
     assert fault.hits
     assert "multi-launch merge: it makes nothing faster" in outcome.message
     assert "decode takes" in outcome.message  # nor is production faster than the unfused baseline
@@ -200,7 +212,7 @@ def test_a_merged_program_that_computes_a_little_else(llama: Deployment) -> None
             views["out"].u16[..., 7] ^= 1
 
     with injection.corrupt_launch(flip, kernel="o_gemv_ffn"):
-        outcome = optimisation.decode_gate(llama, llama.hf_reference())
+        outcome = decode_gate(llama, llama.hf_reference())
     assert statuses(outcome)["multi-launch merge"] == "FAIL"
     assert "leaf kernels are the same, logits are not" in outcome.message
 
@@ -221,7 +233,7 @@ def test_a_merge_with_less_exact_kernels(llama: Deployment, monkeypatch: pytest.
         return right(replace(self, steps=low))
 
     monkeypatch.setattr(Block, "merged", merged)
-    outcome = optimisation.prefill_gate(llama, llama.hf_reference())
+    outcome = prefill_gate(llama, llama.hf_reference())
     merge = outcome.payload["steps"][0]
     assert merge["status"] == "FAIL"
     assert merge["after"]["low_tier_launches"] > 0
@@ -234,8 +246,8 @@ def test_a_baseline_that_is_wrong_is_no_baseline(llama: Deployment) -> None:
             views["out"].u16[...] = 0
 
     with injection.corrupt_launch(spoil):
-        outcome, _ = optimisation.baseline_gate(llama, llama.hf_reference())
-        after = optimisation.decode_gate(llama, llama.hf_reference())
+        outcome, _ = baseline(llama)
+        after = decode_gate(llama, llama.hf_reference())
     assert not outcome.ok
     assert "token-set gate FAIL" in outcome.message
     assert "the unfused baseline fails the token-set gate" in after.message
@@ -247,34 +259,30 @@ def test_nan_in_a_layer_fails_phase_3(llama: Deployment) -> None:
             views["out"].u16[0, 3] = 0x7FC0
 
     with injection.corrupt_launch(nan):
-        outcome, payloads = optimisation.baseline_gate(llama, llama.hf_reference())
+        outcome, payloads = baseline(llama)
     assert any("values that are not finite" in text for text in outcome.payload["problems"])
     assert payloads["diagnosis"]["problems"]
 
 
 def test_forms_with_other_kernels_have_a_stated_tolerance(clean: Deployment) -> None:
-    base = measure.measured(clean, clean.hf_reference(), measure.PRODUCTION)
+    base = measure.measured(clean, clean.hf_reference(), PRODUCTION)
     other = replace(base.prefill, kernels=((DRAIN, 1),))
     near = base.logits.copy()
-    near[0, 5] ^= 1
+    near.view(np.uint32)[0, 5] ^= 1 << 16  # the last bit of a bf16
     equal, wrong = optimisation.compare_logits(base, replace(base, prefill=other, logits=near))
     assert (equal.startswith("within 0.0"), wrong) == (True, "")
     far = base.logits.copy()
-    far[0, 5] ^= 0x4000
+    far.view(np.uint32)[0, 5] ^= 0x4000_0000
     assert (
         "of the largest one, limit"
         in optimisation.compare_logits(base, replace(base, prefill=other, logits=far))[1]
     )
 
 
-def test_an_adapter_with_its_own_runner() -> None:
+def test_a_runner_without_forms_is_not_offered(clean: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     class Foreign:
-        """An adapter without `inference`."""
+        """A runner of the bare contract."""
 
-    with pytest.raises(TypeError, match="cannot be built unfused"):
-        measure._session(_Named(Foreign()), measure.UNFUSED, 128)  # type: ignore[arg-type]
-
-
-class _Named:
-    def __init__(self, adapter: Any) -> None:
-        self.name, self.adapter = "foreign", adapter
+    monkeypatch.setattr(clean, "runner", lambda max_seq: Foreign())
+    with pytest.raises(NotOffered, match=r"the runner has no forms\(\)"):
+        measure.forms_of(clean)

@@ -24,7 +24,7 @@ from llms.verify.contract.records import DecodeProbe, DecodeStepRecord, PrefillR
 from llms.verify.ladder.calibration import calibrated
 from llms.verify.ladder.climbing import Ladder
 from llms.verify.ladder.thresholds import Limit, ThresholdError, Thresholds, load_file
-from llms.verify.ladder.types import Judge
+from llms.verify.ladder.types import Judge, LadderOutcome
 from llms.verify.reference.arithmetic import (
     AttentionArithmetic,
     DeviceArithmetic,
@@ -33,6 +33,7 @@ from llms.verify.reference.arithmetic import (
 )
 from llms.verify.reference.arithmetic.description import LINEARS, PUBLISHED_FLOOR
 from llms.verify.reference.cache import ReferenceCache
+from llms.verify.reference.hf import HFReference
 from llms.verify.reference.matched import MatchedReference
 
 N_TOKENS = 8
@@ -399,6 +400,34 @@ def test_the_device_is_held_for_device_work_only(
 
     Ladder(subject, hf, PROMPTS[:1], 3, lock(), FixedThresholds()).climb()
     assert list(dict.fromkeys(subject.events)) == ["runner", "held", "released", "free"]
+
+
+def test_a_device_that_fails_is_not_tried_by_the_test_of_every_rung(
+    checkpoint: Checkpoint, hf: HFReference
+) -> None:
+    class Dead:
+        """Fails in the first prefill."""
+
+        name = "dead"
+        tries = 0
+
+        def prefill(self, prompt_tokens: Any) -> PrefillRecord:
+            self.tries += 1
+            raise OSError("the command timed out")
+
+        def decode_step(self, input_token: int, current_pos: int) -> DecodeStepRecord:
+            raise AssertionError("there is no KV cache")
+
+    dead = Dead()
+    subject: Any = Subject(checkpoint, dead)
+    ladder = Ladder(subject, hf, PROMPTS, N_TOKENS, thresholds=FixedThresholds())
+    for _ in range(13):
+        with pytest.raises(OSError, match="the command timed out"):
+            ladder.climb_once()
+    assert dead.tries == 1
+    with pytest.raises(OSError, match="the command timed out"):
+        ladder.climb_once(retry=True)
+    assert dead.tries == 2
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 96, 49152, 151936])

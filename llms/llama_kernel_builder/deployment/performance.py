@@ -47,7 +47,7 @@ class SessionPerformance:
         return token
 
     def breakdown(self, section: Section) -> list[dict[str, Any]]:
-        """Run one more prefill or decode step with the profiler on; rows per ELF, kernel, host op, transfer."""
+        """Rows per ELF, kernel, host operation and transfer of one more prefill or decode step."""
         with self.session.profiled() as profiler, profiler.section(section):
             if section == "prefill":
                 self.first_token()

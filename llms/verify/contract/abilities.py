@@ -1,4 +1,4 @@
-"""Optional abilities of an adapter or its runner: what single phases need beyond ``prefill`` and ``decode_step``.
+"""Optional abilities of an adapter or its runner: what phases need beyond ``prefill`` and ``decode_step``.
 
 A gate asks with :func:`needed`, or with :func:`offered` where it can do without. What lacks the ability gets
 "not offered", never a pass. An ability only computes: references, inputs and limits stay with the gates.
@@ -32,7 +32,7 @@ def offered(provider: object, name: str) -> Callable[..., Any] | None:
     """
     owner = getattr(getattr(provider, "build_runner", None), "__self__", None)
     for candidate in (provider, owner):
-        method = getattr(candidate, name, None)
+        method: Callable[..., Any] | None = getattr(candidate, name, None)
         if callable(method):
             return method
     return None
@@ -112,8 +112,8 @@ class Dispatch:
 class TimedStep:
     """One prefill or decode step of a form.
 
-    token: the one chosen; logits: [vocab] float32, a copy; seconds: on the device clock; dispatch: None unless
-    it was asked for.
+    token: the one chosen; logits: [vocab] float32, a copy; seconds: on the device clock; dispatch: None
+    unless it was asked for.
     """
 
     token: int

@@ -14,8 +14,8 @@ from statistics import median
 import numpy as np
 
 from llms.verify.contract.abilities import (
-    UNFUSED,
     PRODUCTION,
+    UNFUSED,
     BuiltForm,
     Dispatch,
     Form,
@@ -66,8 +66,7 @@ def summary(dispatch: Dispatch) -> dict[str, int]:
 class Measured:
     """Times in milliseconds on the device clock, dispatch, tokens and logits of one form.
 
-    `logits`: [n_tokens, vocab] float32, as bf16 as the form said them. `inside`: layer outputs, of the unfused
-    form only.
+    `logits`: [n_tokens, vocab] float32. `inside`: layer outputs, of the unfused form only.
     """
 
     form: Form

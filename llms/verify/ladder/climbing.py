@@ -79,7 +79,7 @@ class DeviceSide:
 class Ladder:
     """The rungs over ``prompts``, judged by the limits of the checkpoint.
 
-    Both sides are fed the tokens that the plain reference chose, which the token-set gate has computed already.
+    Both sides are fed the tokens that the plain reference chose, which the token-set gate has computed.
 
     Attributes:
         deployment, reference: both sides.

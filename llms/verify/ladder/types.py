@@ -145,7 +145,8 @@ class Judge:
 class LadderOutcome:
     """Outcome of all rungs.
 
-    ``ok``: no rung failed and at least one passed. ``payloads``: see :mod:`llms.verify.ladder.climbing`. ``message``: the failures.
+    ``ok``: no rung failed and at least one passed. ``message``: the failures. ``payloads``: see
+    :mod:`llms.verify.ladder.climbing`.
     """
 
     rungs: tuple[RungResult, ...]

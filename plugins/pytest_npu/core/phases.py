@@ -19,6 +19,9 @@ def register_markers(config: pytest.Config) -> None:
     """Register `phase0` .. `phase7` and the plugin's other markers."""
     for number, title in PHASES.items():
         config.addinivalue_line("markers", f"phase{number}: gate of deployment phase {number} ({title})")
+    if not any(line.startswith("slow:") for line in config.getini("markers")):
+        # The suite of the model folders uses it, in repositories with --strict-markers as well.
+        config.addinivalue_line("markers", "slow: takes more than about 20 s; `-m 'not slow'` leaves it out")
     config.addinivalue_line(
         "markers",
         "npu_hang_timeout(seconds): under a supervisor, longest time of one phase of this test; 0: no limit",
@@ -28,8 +31,8 @@ def register_markers(config: pytest.Config) -> None:
 def phases_in(test_file: Path) -> set[int]:
     """Phases of a test file, without importing it: in its name (`test_phase6_ladder.py`).
 
-    A name without a phase says nothing, so there the marks of its own tests count, and a docstring that begins
-    with the phase (`Phase 6: ...`).
+    Where the name has none, the marks of its own tests count, and a docstring that begins with the phase
+    (`Phase 6: ...`).
     """
     named = {int(digit) for digit in _IN_NAME.findall(test_file.stem)}
     return named or {

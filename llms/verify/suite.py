@@ -173,6 +173,8 @@ def test_compiled_lengths(
     """The rungs of the limits over all compiled lengths up to 512."""
     result = Ladder(deployment, hf_reference, deployment.prompts(1), device=npu_lock).over_lengths(LONGEST)
     npu_record("limits", dict(result.data))
+    if result.status == "not offered":
+        pytest.skip(f"not offered: {result.reason}")
     assert result.status == "passed", result.message()
 
 

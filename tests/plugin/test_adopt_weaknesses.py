@@ -17,11 +17,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from adoption import random_llama
 
-from llms.verify.foreign.deployment import Adopted, Settings
-from llms.verify.foreign.gates import GATES
+from llms.verify.foreign import habits
+from llms.verify.foreign.remote import RemoteAdapter, RemoteDeployment, RemoteSettings
+from llms.verify.gates.phase6.gate import topk_gate
+from llms.verify.ladder.climbing import Ladder
 
 EXAMPLE = Path(__file__).parents[1] / "silicon" / "adopted_example"
-JUDGES = {gate.name: gate.judge for gate in GATES}
+N_TOKENS = 10
 WRAP = """
 
 _prefill, _decode = Runner.prefill, Runner.decode_step
@@ -58,14 +60,14 @@ class Weakness:
 
 WEAKNESSES = {
     "a scale error of the logits is invisible to the token-set gate": Weakness(
-        "continuation",
+        "plain_reference",
         "kl_mean .* limit",
         "record.logits_at_pred = record.logits_at_pred * 2",
         "record.lm_head_logits = row * 2",
         blind=("topk_gate",),
     ),
     "nothing after the first divergence is looked at": Weakness(
-        "continuation", "kl_max .* at prompt 0 .*decode step", decode=HIDDEN_FAULT, blind=("topk_gate",)
+        "plain_reference", "kl_max .* at prompt 0 .*decode step", decode=HIDDEN_FAULT, blind=("topk_gate",)
     ),
     "logits that are NaN pass": Weakness(
         "topk_gate", "not finite", decode="row[3:] = np.nan if step > 4 else row[3:]"
@@ -82,14 +84,14 @@ WEAKNESSES = {
         "for l in record.layer_intermediates: l['ffn_out'] = np.concatenate([l['ffn_out']] * 2)",
     ),
     "decode carries state from the prompt before": Weakness(
-        "consistency",
-        "per-prompt state is not reset",
+        "determinism",
+        "prefill: repeated, .* logits differ",
         "record.logits_at_pred = record.logits_at_pred * (1 + 1e-3 * getattr(self, 'runs', 0)); "
         "self.runs = getattr(self, 'runs', 0) + 1",
     ),
     "decode positions are off by one": Weakness(
-        "consistency",
-        "prefill of n\\+1 tokens and prefill of n plus one decode step disagree",
+        "self_consistency",
+        "kl_max .* against a prefill of as many tokens: limit",
         decode="record = _decode(self, input_token, current_pos + 1)",
     ),
 }
@@ -111,10 +113,24 @@ def test_a_weakness_is_caught_by(
     tree = Path(shutil.copytree(EXAMPLE / "llms", tmp_path / "llms"))
     adapter = tree / "second_llama" / "verify_adapter.py"
     adapter.write_text(adapter.read_text() + WRAP.format(prefill=plant.prefill, decode=plant.decode))
-    adopted = Adopted(adapter.parent, Settings(prompts=1, n_tokens=10, use_cache=False))
+    deployment = RemoteDeployment(RemoteAdapter(adapter.parent, RemoteSettings()), use_cache=False)
     for name in plant.blind:
-        verdict = JUDGES[name](adopted)
-        assert verdict.ok, verdict.message
-    verdict = JUDGES[plant.gate](adopted)
-    assert not verdict.ok
-    assert re.search(plant.says, verdict.message, re.DOTALL), verdict.message
+        ok, message = judged(name, deployment)
+        assert ok, message
+    ok, message = judged(plant.gate, deployment)
+    assert not ok
+    assert re.search(plant.says, message, re.DOTALL), message
+
+
+def judged(gate: str, deployment: RemoteDeployment) -> tuple[bool, str]:
+    """Verdict and text of a gate, or of a rung of the ladder."""
+    prompts, reference = deployment.prompts(1), deployment.hf_reference()
+    if gate in ("topk_gate", "records"):
+        outcome = (
+            topk_gate(deployment, reference, prompts, N_TOKENS)
+            if gate == "topk_gate"
+            else habits.records(deployment, prompts[0])
+        )
+        return outcome.ok, outcome.message
+    rung = Ladder(deployment, reference, prompts, N_TOKENS).climb().rung(gate)
+    return rung.ok, rung.message()

@@ -96,7 +96,7 @@ class Deployment:
     Attributes:
         folder: the model's folder.
         name: its name, which reports use.
-        adapter: the loaded adapter module.
+        adapter: the loaded adapter module, or an object with the names of the contract.
         use_cache: whether reference runs come from and go to the disk cache.
         choice: key of ``MODEL_CHOICES`` in use, or ``None`` for an explicit checkpoint.
         model_name: what ``resolve_model`` answered: a checkpoint id or a path.
@@ -105,7 +105,7 @@ class Deployment:
     def __init__(
         self,
         folder: Path,
-        adapter: ModuleType,
+        adapter: Any,
         *,
         checkpoint: Path | str | None = None,
         model_choice: str | None = None,

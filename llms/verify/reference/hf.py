@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llms.checkpoints import Checkpoint
+from llms.verify.contract.abilities import NotOffered
 from llms.verify.contract.records import Array, DecodeProbe, DecodeStepRecord, PrefillRecord, frozen_copy
 from llms.verify.contract.topk import N_TOKENS, K, TokenStep, TokenTrace
 from llms.verify.reference.cache import ReferenceCache, key_hash
@@ -63,14 +64,15 @@ class ReferenceRun:
         steps = (TokenStep.from_logits(t, row, k) for t, row in zip(self.tokens, self.logits, strict=True))
         return TokenTrace(self.prompt_ids, tuple(steps))
 
-    def prefill_record(self) -> PrefillRecord:
-        """Return the prefill in record form."""
-        layers = [{"ffn_out": layer} for layer in self.prefill_layers]
-        return PrefillRecord(layers, self.prefill_final, self.logits[0], self.tokens[0])
+    def with_layers(self) -> ReferenceRun:
+        """Return this run for a comparison layer by layer.
 
-    def decode_record(self, step: int) -> DecodeStepRecord:
-        """Return decode step ``step`` (0 is the first after the prefill) in record form."""
-        return DecodeStepRecord(self.logits[step + 1], self.tokens[step + 1])
+        Raises:
+            NotOffered: the adapter's own reference model gives logits only.
+        """
+        if not self.prefill_layers.size:
+            raise NotOffered("own reference model: no per-layer comparison")
+        return self
 
 
 class HFRunner:

@@ -13,7 +13,7 @@ import numpy as np
 from shared.kernel_cache import KernelCache, rms_norm
 from shared.weights import config_of, load_weights, rope_table
 
-from llms.verify.contract.records import DecodeStepRecord, PrefillRecord
+from llms.verify.records import DecodeStepRecord, PrefillRecord
 
 MODEL_CHOICES = {"base": os.environ.get("EXAMPLE_CHECKPOINT", "example/tiny-llama")}
 DEFAULT_MODEL = "base"

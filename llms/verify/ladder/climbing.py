@@ -123,9 +123,8 @@ def run_ladder(
     """Run all rungs over ``prompts`` and judge them by the limits of the checkpoint.
 
     These are the recorded ones where this very checkpoint was measured, else what `Calibration` finds for it
-    on the same prompts. Both sides are fed the tokens that the plain reference chose, which the token-set gate
-    has computed already. ``device`` is held
-    while the device works only. ``limits_up_to`` bounds the compiled lengths that are tried (default: all of
+    on the same prompts. Both sides are fed the tokens that the plain reference chose, which the token-set
+    gate has computed already. ``device`` is held while the device works only. ``limits_up_to`` bounds the compiled lengths that are tried (default: all of
     those that hold prompt and generation).
     """
     if not prompts:

@@ -41,6 +41,8 @@ class _NoSink:
 def wake(config: pytest.Config) -> CollectionHooks:
     """Take part in this run. Raises pytest.UsageError for options that make no sense, or a missing NPU."""
     options = NpuOptions.from_config(config)
+    # gates of every model folder use it, and few repositories around them know it
+    config.addinivalue_line("markers", "slow: takes more than about 20 s")
     role = xdist_bridge.role_of(config)
     gate = PhaseGate(options.phase_order)
     link = supervised.claim_link()

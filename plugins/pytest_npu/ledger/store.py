@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llms.verify.contract.models import ROOT, ModelFolder
-from npu_deploy import folders
-from npu_deploy.errors import BAD_CHECKPOINT, PRECONDITION, DeployError
+from llms.verify.contract.models import ROOT, ModelFolder, report_root
+from pytest_npu.core.exceptions import LedgerError, NoCheckpoint
 
 if TYPE_CHECKING:
     from llms.verify.contract.deployment import Deployment
@@ -85,11 +84,11 @@ def entry(
 
 def path_of(model: ModelFolder) -> Path:
     """The ledger file of a model."""
-    return folders.report_root(model) / model.name / FILE
+    return report_root(model.folder) / model.name / FILE
 
 
 def append(path: Path, entries: Iterable[Entry]) -> None:
-    """Add verdicts; every line is one write, so two runs never mix. Raises DeployError for a full disk."""
+    """Add verdicts; every line is one write, so two runs never mix. Raises LedgerError for a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -99,11 +98,11 @@ def append(path: Path, entries: Iterable[Entry]) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        raise DeployError(f"{path}: the ledger cannot be written ({error.strerror})", PRECONDITION) from error
+        raise LedgerError(f"{path}: the ledger cannot be written ({error.strerror})") from error
 
 
 def read(path: Path) -> list[Entry]:
-    """All verdicts in order; a torn last line is left out. Raises DeployError when it is no ledger."""
+    """All verdicts in order; a torn last line is left out. Raises LedgerError when it is no ledger."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -115,7 +114,7 @@ def read(path: Path) -> list[Entry]:
         except (ValueError, TypeError) as error:
             if number == len(lines):
                 break
-            raise DeployError(f"{path}, line {number} is no ledger entry: {error}", PRECONDITION) from error
+            raise LedgerError(f"{path}, line {number} is no ledger entry: {error}") from error
     return entries
 
 
@@ -131,7 +130,7 @@ def holds(entries: Iterable[Entry], phase: int, identity: Identity) -> bool:
 
 
 def identity_of(deployment: Deployment) -> Identity:
-    """Digest everything a verdict of this deployment depends on. Raises DeployError without a checkpoint."""
+    """Digest everything a verdict of this deployment depends on. Raises NoCheckpoint."""
     from llms.checkpoints import CheckpointError
     from llms.llama_kernel_builder.exceptions import ToolkitError
 
@@ -140,9 +139,9 @@ def identity_of(deployment: Deployment) -> Identity:
         weights = deployment.checkpoint.content_hash
         programs = _programs(deployment)
     except (CheckpointError, ToolkitError) as error:
-        raise DeployError(f"{deployment.name}: {error}", BAD_CHECKPOINT) from error
+        raise NoCheckpoint(f"{deployment.name}: {error}") from error
     except LookupError as error:  # a shape that the registry does not know
-        raise DeployError(f"{deployment.name}: {error}", PRECONDITION) from error
+        raise LedgerError(f"{deployment.name}: {error}") from error
     code = judged_code(folder)
     return Identity(
         programs=_digest(programs),
@@ -184,10 +183,10 @@ def _digest(lines: Iterable[Any]) -> str:
 
 
 def open_deployment(model: ModelFolder, checkpoint: Path | None, choice: str | None) -> Deployment:
-    """Load the adapter of a model. Raises DeployError."""
+    """Load the adapter of a model. Raises LedgerError."""
     from llms.verify.contract.deployment import Deployment, DeploymentError
 
     try:
         return Deployment.from_folder(model.folder, checkpoint=checkpoint, model_choice=choice)
     except DeploymentError as error:
-        raise DeployError(str(error), PRECONDITION) from error
+        raise LedgerError(str(error)) from error

@@ -112,6 +112,7 @@ def run_model(name: str | None, request: RunRequest) -> Outcome:
     device = report.device_label if report is not None else "no device used"
     label = deployment.checkpoint.label
     facts = _facts(model, deployment, results, identity, device, report, folder)
+    facts = replace(facts, warnings=[*facts.warnings, *_unkept(model, ended, results)])
     written = documents.write_all(facts, documents.home(model, request.update_docs))
     exit_code = _exit_code(results, ended.exit_code)
     result = {
@@ -261,6 +262,17 @@ def _facts(
         report,
         all(result.verdict == "PASS" for result in results),
     )
+
+
+def _unkept(model: ModelFolder, ended: PytestRun, results: list[PhaseResult]) -> list[str]:
+    """A warning when verdicts of the run are not in the ledger; the plugin says more on stderr."""
+    run_id = ended.folder.name if ended.folder is not None else ""
+    kept = {entry.phase for entry in ledger.read(ledger.path_of(model)) if entry.run == run_id}
+    unkept = ", ".join(r.label for r in results if r.verdict in ("PASS", "FAIL") and r.phase not in kept)
+    if not unkept:
+        return []
+    why = "runs of less than 2 prompts leave none, nor do runs during which the code changed"
+    return [f"the gate ledger got no verdict for {unkept}: {why}"]
 
 
 def _exit_code(results: list[PhaseResult], code: int) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import render as pages
 from kernel_registry import stale, store
+from kernel_registry.measure import MeasurementUnavailable, Measurer, TwinMeasurer, config_of, silicon
 from kernel_registry.schema import RegistryError, row_id
 from kernel_registry.shapes import DEFAULT_BUCKETS, Request, RequestError, from_file, parse
 from kernel_registry.sweep import sweep
-from llms.llama_kernel_builder.bench import MeasurementUnavailable, Measurer, TwinMeasurer, silicon
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -197,12 +197,9 @@ def _check(root: Path) -> int:
 
 
 def _legality(row: dict[str, Any]) -> list[str]:
-    from npu_twin.constraints import Config, check
+    from npu_twin.constraints import check
 
-    config = Config(
-        row["op"], row["method"], row["dims"], row["tile"], tuple(row["herd"]), row.get("attrs") or {}
-    )
-    return [f"row {row['id']} is usable but breaks {violation}" for violation in check(config)]
+    return [f"row {row['id']} is usable but breaks {violation}" for violation in check(config_of(row))]
 
 
 def _show(args: argparse.Namespace, root: Path) -> int:

@@ -1,6 +1,6 @@
 """Look up the best measured configuration of a kernel at a shape. Light: standard library only.
 
-    >>> gemm_config(2048, 2048, 2048).method
+    >>> config("gemm", M=2048, K=2048, N=2048).method
     'fused-cast'
 
 A shape without a row raises ``UnmeasuredShape``, which names the command that adds it; nothing is guessed.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class KernelConfig:
     dims: dict[str, int] = field(default_factory=dict)
     latency_us: float | None = None
     status: str = "pass"
+    used_by: tuple[str, ...] = ()
+    note: str = ""
 
     def __hash__(self) -> int:
         return hash((self.row_id, self.op, self.method, self.herd))
@@ -155,35 +157,47 @@ def rank(row: Row) -> tuple[int, int, float, str]:
     )
 
 
-def _shape(op: str, dims: Mapping[str, int]) -> str:
-    return "x".join(str(dims[d]) for d in DIMS[op])
+GEMM_METHODS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("bf16", "high"): ("drain", "fused-cast"),
+    ("bf16", "low"): ("direct",),
+    ("f32", "high"): ("external",),
+}
+"""(output dtype, precision) to methods: ``high`` casts once from f32, ``low`` rounds at every K step."""
+
+DEFAULT_METHOD: Mapping[str, str] = {"rms_norm": "weighted", "rope": "half_split"}
+"""What is meant where no method is named, of kernels whose methods compute different things."""
 
 
-def best(
+def config(
     op: str,
-    dims: Mapping[str, int],
     *,
-    methods: Sequence[str] = (),
-    attrs: Mapping[str, Any] | None = None,
-    dtype_out: str = "bf16",
-    options: str = "",
+    method: str = "",
+    output_dtype: str = "bf16",
+    precision: str = "high",
+    causal: bool = True,
     registry: str | os.PathLike[str] | None = None,
+    **dims: int,
 ) -> KernelConfig:
-    """The best usable row of a kernel at a shape.
+    """The best usable row of a kernel at a shape, its dimensions (see ``DIMS``) by name.
 
-    ``methods`` restricts the implementation, ``attrs`` must agree with the row's; ``options`` is what the
-    command in the error needs beyond the shape. Raises UnmeasuredShape.
+    ``method`` restricts the implementation (of attention: the layout). ``output_dtype`` and ``precision``
+    (``high`` or ``low``) choose the methods of a GEMM; ``causal`` concerns attention alone. Raises
+    UnmeasuredShape; ValueError for an unknown kernel, wrong dimensions or a combination that no GEMM offers.
     """
+    if set(dims) != set(DIMS.get(op, ())):
+        wanted = f"dimensions {', '.join(DIMS[op])}" if op in DIMS else f"a kernel, one of {', '.join(DIMS)}"
+        raise ValueError(f"config({op!r}, {', '.join(dims)}): the registry knows {wanted}")
+    methods, options = _variant(op, method, output_dtype, precision, causal)
     candidates = [
         row
         for row in rows(op, dims, registry)
         if usable(row)
-        and row.get("dtype_out", "bf16") == dtype_out
+        and row.get("dtype_out", "bf16") == output_dtype
         and (not methods or row["method"] in methods)
-        and all((row.get("attrs") or {}).get(k) == v for k, v in (attrs or {}).items())
+        and (op != "flash_attention" or (row.get("attrs") or {}).get("causal") == causal)
     ]
     if not candidates:
-        shape = _shape(op, dims)
+        shape = "x".join(str(dims[d]) for d in DIMS[op])
         command = f"python -m kernel_registry sweep {op} {shape}{f' {options}' if options else ''}"
         named = ", ".join(f"{d}={dims[d]}" for d in DIMS[op])
         raise UnmeasuredShape(op, named, options.replace("--", ""), command)
@@ -199,119 +213,29 @@ def best(
         dims={d: dims[d] for d in DIMS[op]},
         latency_us=(row.get("figures") or {}).get("latency_us"),
         status=row["status"],
+        used_by=tuple(str(tag) for tag in row.get("used_by") or ()),
+        note=str(row.get("note") or ""),
     )
 
 
-GEMM_METHODS: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("bf16", "high"): ("drain", "fused-cast"),
-    ("bf16", "low"): ("direct",),
-    ("f32", "high"): ("external",),
-}
-"""(output dtype, precision) to methods: ``high`` casts once from f32, ``low`` rounds at every K step."""
-
-
-def gemm_config(
-    M: int,
-    K: int,
-    N: int,
-    output_dtype: str = "bf16",
-    precision: str = "high",
-    *,
-    registry: str | os.PathLike[str] | None = None,
-) -> KernelConfig:
-    """Best GEMM a[M,K] x b[K,N] with ``output_dtype`` bf16 or f32 and ``precision`` high or low.
-
-    Raises UnmeasuredShape, or ValueError for a combination that no kernel offers.
-    """
-    try:
-        methods = GEMM_METHODS[output_dtype, precision]
-    except KeyError:
-        known = "; ".join(f"{d} with {p}" for d, p in GEMM_METHODS)
-        raise ValueError(
-            f"no GEMM writes {output_dtype} with precision {precision!r}; known: {known}"
-        ) from None
-    options = f"--precision {precision}" if output_dtype == "bf16" else f"--output-dtype {output_dtype}"
-    dims = {"M": M, "K": K, "N": N}
-    return best("gemm", dims, methods=methods, dtype_out=output_dtype, options=options, registry=registry)
-
-
-def gemv_config(M: int, K: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
-    """Best GEMV w[M,K] x x[K]. Raises UnmeasuredShape."""
-    return best("gemv", {"M": M, "K": K}, registry=registry)
-
-
-def gemv_add_config(M: int, K: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
-    """Best cascade GEMV with residual add. Raises UnmeasuredShape."""
-    return best("gemv_add", {"M": M, "K": K}, registry=registry)
-
-
-def norm_gateup_swiglu_config(
-    emb: int, hidden: int, *, registry: str | os.PathLike[str] | None = None
-) -> KernelConfig:
-    """Best fused norm, gate/up and SwiGLU stage of decode. Raises UnmeasuredShape."""
-    return best("norm_gateup_swiglu", {"emb": emb, "hidden": hidden}, registry=registry)
-
-
-def rms_norm_config(
-    M: int, N: int, *, method: str = "weighted", registry: str | os.PathLike[str] | None = None
-) -> KernelConfig:
-    """Best RMSNorm of M rows of N. Raises UnmeasuredShape."""
-    options = "" if method == "weighted" else f"--method {method}"
-    return best("rms_norm", {"M": M, "N": N}, methods=(method,), options=options, registry=registry)
-
-
-def layer_norm_config(M: int, N: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
-    """Best LayerNorm of M rows of N. Raises UnmeasuredShape."""
-    return best("layer_norm", {"M": M, "N": N}, registry=registry)
-
-
-def rope_config(
-    rows: int, head_dim: int, *, method: str = "half_split", registry: str | os.PathLike[str] | None = None
-) -> KernelConfig:
-    """Best RoPE of ``rows`` (positions times heads) of ``head_dim``. Raises UnmeasuredShape."""
-    options = "" if method == "half_split" else f"--method {method}"
-    dims = {"rows": rows, "head_dim": head_dim}
-    return best("rope", dims, methods=(method,), options=options, registry=registry)
-
-
-def flash_attention_config(
-    lq: int,
-    lk: int,
-    head_dim: int,
-    q_heads: int,
-    kv_heads: int,
-    causal: bool = True,
-    *,
-    layout: str | None = None,
-    registry: str | os.PathLike[str] | None = None,
-) -> KernelConfig:
-    """Best FlashAttention; ``method`` of the result is the layout, ``seq_first`` or ``head_first``.
-
-    Raises UnmeasuredShape.
-    """
-    dims = {"lq": lq, "lk": lk, "head_dim": head_dim, "q_heads": q_heads, "kv_heads": kv_heads}
-    options = " ".join((["--causal"] if causal else []) + ([f"--method {layout}"] if layout else []))
-    methods = (layout,) if layout else ()
-    return best(
-        "flash_attention", dims, methods=methods, attrs={"causal": causal}, options=options, registry=registry
-    )
-
-
-def eltwise_add_config(n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
-    """Best element-wise add of n elements. Raises UnmeasuredShape."""
-    return best("eltwise_add", {"n": n}, registry=registry)
-
-
-def bias_add_config(rows: int, n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
-    """Best add of a bias row of n to ``rows`` rows. Raises UnmeasuredShape."""
-    return best("bias_add", {"rows": rows, "n": n}, registry=registry)
-
-
-def silu_mul_config(n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
-    """Best silu(gate)*up of n elements. Raises UnmeasuredShape."""
-    return best("silu_mul", {"n": n}, registry=registry)
-
-
-def gelu_config(n: int, *, registry: str | os.PathLike[str] | None = None) -> KernelConfig:
-    """Best GELU of n elements. Raises UnmeasuredShape."""
-    return best("gelu", {"n": n}, registry=registry)
+def _variant(
+    op: str, method: str, output_dtype: str, precision: str, causal: bool
+) -> tuple[tuple[str, ...], str]:
+    """The methods that count (none: all) and what the command of a sweep needs beyond the shape."""
+    if op == "gemm":
+        try:
+            methods = GEMM_METHODS[output_dtype, precision]
+        except KeyError:
+            known = "; ".join(f"{d} with {p}" for d, p in GEMM_METHODS)
+            raise ValueError(
+                f"no GEMM writes {output_dtype} with precision {precision!r}; known: {known}"
+            ) from None
+        variant = f"--precision {precision}" if output_dtype == "bf16" else f"--output-dtype {output_dtype}"
+        options = [variant]
+    else:
+        default = DEFAULT_METHOD.get(op, "")
+        methods = (default,) if default else ()
+        options = ["--causal"] if op == "flash_attention" and causal else []
+    if method and method != DEFAULT_METHOD.get(op):
+        return (method,), " ".join([*options, f"--method {method}"])
+    return methods, " ".join(options)

@@ -8,25 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from kernel_registry import store
+from kernel_registry.measure import TwinMeasurer, config_of
 from kernel_registry.registry_lookup import DIMS, usable
 from kernel_registry.shapes import Request
-from kernel_registry.sweep import ranked
-from llms.llama_kernel_builder.bench import TwinMeasurer
+from kernel_registry.sweep import VARIANTS, ranked
 
 COMMAND = "python -m kernel_registry sweep --stale"
 _ROUNDED_US = 0.01
-_VARIANTS = ("rms_norm", "rope", "flash_attention")
-"""Kernels whose methods compute different things; of the others the fastest method of the tier is taken."""
 
 
 def modelled_us(row: Mapping[str, Any]) -> float:
     """What the timing model says now for the configuration of a row, in microseconds."""
-    from npu_twin.constraints import Config
-
-    config = Config(
-        row["op"], row["method"], row["dims"], row["tile"], tuple(row["herd"]), row.get("attrs") or {}
-    )
-    return TwinMeasurer().latency_us(config)
+    return TwinMeasurer().latency_us(config_of(row))
 
 
 def is_stale(row: Mapping[str, Any]) -> bool:
@@ -57,7 +50,7 @@ def request_of(row: Mapping[str, Any]) -> Request:
         precision=tier if tier in ("high", "low") else "high",
         output_dtype=row.get("dtype_out", "bf16"),
         causal=bool((row.get("attrs") or {}).get("causal")),
-        method=row["method"] if row["op"] in _VARIANTS else "",
+        method=row["method"] if row["op"] in VARIANTS else "",
     )
 
 

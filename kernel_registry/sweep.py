@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
+from kernel_registry.measure import MeasurementUnavailable, Measurer, Numerics, Timed
 from kernel_registry.schema import row_id
 from kernel_registry.shapes import Request, RequestError
-from llms.llama_kernel_builder.bench import MeasurementUnavailable, Measurer, Numerics, Timed
 
 if TYPE_CHECKING:
     from npu_twin.constraints import Config
@@ -24,8 +24,8 @@ KERNEL_TIERS = {
     "gelu": "bf16_transcendental",
     "flash_attention": "bf16_online_softmax",
 }
-
-
+VARIANTS = ("rms_norm", "rope", "flash_attention")
+"""Kernels whose methods compute different things; of the others the fastest method of the tier is taken."""
 UNCONFIRMED = "K tiling not confirmed on silicon"
 
 
@@ -95,20 +95,15 @@ def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, Timed]]:
 
 
 def _known(request: Request, root: Path) -> lookup.KernelConfig | None:
-    methods: tuple[str, ...] = (request.method,) if request.method else ()
-    if request.op == "gemm" and not methods:
-        methods = lookup.GEMM_METHODS[request.output_dtype, request.precision]
-    if request.op == "rms_norm" and not methods:
-        methods = ("weighted",)
-    attrs = {"causal": request.causal} if request.op == "flash_attention" else {}
     try:
-        return lookup.best(
+        return lookup.config(
             request.op,
-            request.dims,
-            methods=methods,
-            attrs=attrs,
-            dtype_out=request.output_dtype,
+            method=request.method,
+            output_dtype=request.output_dtype,
+            precision=request.precision,
+            causal=request.causal,
             registry=root,
+            **request.dims,
         )
     except lookup.UnmeasuredShape:
         return None
@@ -233,6 +228,6 @@ def _superseded(old: Any, new: Any) -> bool:
     keys = ("provenance", "dims", "dtype_out", "tier", "context")
     same = all(old.get(k) == new.get(k) for k in keys)
     same = same and (old.get("attrs") or {}).get("causal") == (new.get("attrs") or {}).get("causal")
-    if new["op"] in ("rms_norm", "rope", "flash_attention"):
+    if new["op"] in VARIANTS:
         same = same and old["method"] == new["method"]
     return bool(same and new["provenance"] == "twin" and new["status"] != "silent_corruption")

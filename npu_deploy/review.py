@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_npu.report.model import RunReport
@@ -68,18 +68,10 @@ def _rows(deployment: Deployment) -> tuple[int, int]:
     sequence = getattr(getattr(deployment.adapter, "inference", None), "SEQUENCE", None) or generic_sequence()
     unconfirmed = imprecise = 0
     for need in rows.needed(sequence, config):
-        dims = dict(zip(registry_lookup.DIMS[need.op], need.shape, strict=True))
-        methods: Any = (
-            registry_lookup.GEMM_METHODS[need.output_dtype, need.precision] if need.op == "gemm" else ()
-        )
-        attrs = {"causal": need.causal} if need.op == "flash_attention" else {}
         try:
-            used = registry_lookup.best(
-                need.op, dims, methods=methods, attrs=attrs, dtype_out=need.output_dtype
-            )
+            used = need.config()
         except registry_lookup.UnmeasuredShape:
             continue
-        row = next(row for row in registry_lookup.rows(need.op, dims) if row["id"] == used.row_id)
-        unconfirmed += UNCONFIRMED in row.get("note", "")
-        imprecise += row["status"] == "in_tier"
+        unconfirmed += UNCONFIRMED in used.note
+        imprecise += used.status == "in_tier"
     return unconfirmed, imprecise

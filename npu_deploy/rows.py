@@ -53,10 +53,10 @@ def check_writable(registry: Path) -> None:
 def sweep_rows(requirements: Sequence[Requirement], registry: Path, used_by: str) -> SweptRows:
     """Add a row, provenance `twin`, for every shape that no registry has. Raises DeployError naming it."""
     from kernel_registry import render
+    from kernel_registry.measure import MeasurementUnavailable, TwinMeasurer
     from kernel_registry.schema import RegistryError
     from kernel_registry.shapes import Request, RequestError
     from kernel_registry.sweep import sweep
-    from llms.llama_kernel_builder.bench import MeasurementUnavailable, TwinMeasurer
 
     measurer = TwinMeasurer(NUMERICS_LIMIT)
     added = 0

@@ -7,12 +7,11 @@ asked; the shapes that would be are collected instead, so that a sweep can add t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import kernel_registry.registry_lookup as registry
+from kernel_registry import registry_lookup as registry
 
 from .specs import KernelSpec, Scalar
 
@@ -30,15 +29,28 @@ class Requirement:
     def __str__(self) -> str:
         return f"{self.op} {'x'.join(map(str, self.shape))}"
 
+    @property
+    def dims(self) -> dict[str, int]:
+        """Dimensions by name."""
+        return dict(zip(registry.DIMS[self.op], self.shape, strict=True))
 
-@dataclass
-class _Unknown:
-    """Stands for a configuration while shapes are collected; good for shapes, not for compilation."""
+    def config(self) -> registry.KernelConfig:
+        """What the registry configures the kernel with. Raises UnmeasuredShape."""
+        return registry.config(
+            self.op,
+            method="",
+            output_dtype=self.output_dtype,
+            precision=self.precision,
+            causal=self.causal,
+            registry=None,
+            **self.dims,
+        )
 
-    method: str
-    tile: dict[str, int]
-    herd: tuple[int, int]
-    attrs: dict[str, Scalar]
+    def spec(self, config: registry.KernelConfig, attrs: Mapping[str, Scalar]) -> KernelSpec:
+        """The kernel in this configuration; `attrs` come on top of those of the registry row."""
+        attrs = {**config.attrs, **attrs}
+        method, tile, herd = config.method, config.tile, config.herd
+        return KernelSpec.make(self.op, self.dims, method, tile, herd, attrs, dtype_out=self.output_dtype)
 
 
 _recorded: dict[Requirement, None] | None = None
@@ -55,69 +67,54 @@ def recording() -> Iterator[dict[Requirement, None]]:
         _recorded = before
 
 
-def _find(method: str, requirement: Requirement, lookup: Any, **options: Any) -> Any:
+def _leaf(need: Requirement, method: str, attrs: Mapping[str, Scalar] | None = None) -> KernelSpec:
+    """The kernel as the registry has it; while shapes are collected, one of this method without a tile, good
+    for shapes and not for compilation.
+    """
     if _recorded is None:
-        return lookup(*requirement.shape, **options)
-    _recorded[requirement] = None
-    return _Unknown(method, {}, (1, 1), {})
-
-
-def _spec(
-    op: str, dims: dict[str, int], found: Any, attrs: dict[str, Scalar] | None = None, **kw: Any
-) -> KernelSpec:
-    return KernelSpec.make(
-        op, dims, found.method, found.tile, found.herd, {**found.attrs, **(attrs or {})}, **kw
-    )
+        config = need.config()
+    else:
+        _recorded[need] = None
+        config = registry.KernelConfig(need.op, method, {}, (1, 1), {}, "none", "none")
+    return need.spec(config, attrs or {})
 
 
 def gemm(M: int, K: int, N: int, *, output_dtype: str = "bf16", precision: str = "high") -> KernelSpec:
     """[M, K] x [K, N] -> [M, N], bf16 in, f32 accumulation in tier `high`."""
-    need = Requirement("gemm", (M, K, N), output_dtype, precision)
-    options = {"output_dtype": output_dtype, "precision": precision}
-    found = _find("drain", need, registry.gemm_config, **options)
-    return _spec("gemm", {"M": M, "K": K, "N": N}, found, dtype_out=output_dtype)
+    return _leaf(Requirement("gemm", (M, K, N), output_dtype, precision), "drain")
 
 
 def gemv(M: int, K: int) -> KernelSpec:
     """[M, K] x [K] -> [M], bf16, one rounding."""
-    found = _find("external", Requirement("gemv", (M, K)), registry.gemv_config)
-    return _spec("gemv", {"M": M, "K": K}, found)
+    return _leaf(Requirement("gemv", (M, K)), "external")
 
 
 def rms_norm(M: int, N: int, eps: float) -> KernelSpec:
     """Weighted RMSNorm of M rows of length N, sum of squares in f32, eps from the model's config."""
-    found = _find("weighted", Requirement("rms_norm", (M, N)), registry.rms_norm_config)
-    return _spec("rms_norm", {"M": M, "N": N}, found, {"eps": eps})
+    return _leaf(Requirement("rms_norm", (M, N)), "weighted", {"eps": eps})
 
 
 def rope(rows: int, head_dim: int) -> KernelSpec:
     """Half-split rotary embedding, one row per head and position."""
-    found = _find("half_split", Requirement("rope", (rows, head_dim)), registry.rope_config)
-    return _spec("rope", {"rows": rows, "head_dim": head_dim}, found)
+    return _leaf(Requirement("rope", (rows, head_dim)), "half_split")
 
 
 def flash_attention(seq_len: int, head_dim: int, q_heads: int, kv_heads: int) -> KernelSpec:
     """Causal attention of `seq_len` queries over as many keys, GQA by head groups."""
     need = Requirement("flash_attention", (seq_len, seq_len, head_dim, q_heads, kv_heads), causal=True)
-    method = "seq_first" if head_dim <= 64 else "head_first"
-    found = _find(method, need, registry.flash_attention_config, causal=True)
-    dims = {"lq": seq_len, "lk": seq_len, "head_dim": head_dim, "q_heads": q_heads, "kv_heads": kv_heads}
-    return _spec("flash_attention", dims, found, {"causal": True})
+    return _leaf(need, "seq_first" if head_dim <= 64 else "head_first", {"causal": True})
 
 
 def eltwise_add(n: int) -> KernelSpec:
     """Sum of two vectors of n elements."""
-    found = _find("default", Requirement("eltwise_add", (n,)), registry.eltwise_add_config)
-    return _spec("eltwise_add", {"n": n}, found)
+    return _leaf(Requirement("eltwise_add", (n,)), "default")
 
 
 def bias_add(rows: int, n: int) -> KernelSpec:
     """Add one row of n elements to every row."""
-    found = _find("default", Requirement("bias_add", (rows, n)), registry.bias_add_config)
-    return _spec("bias_add", {"rows": rows, "n": n}, found)
+    return _leaf(Requirement("bias_add", (rows, n)), "default")
 
 
 def silu_mul(n: int) -> KernelSpec:
     """silu(gate) * up over n elements."""
-    found = _find("external", Requirement("silu_mul", (n,)), registry.silu_mul_config)
-    return _spec("silu_mul", {"n": n}, found)
+    return _leaf(Requirement("silu_mul", (n,)), "external")

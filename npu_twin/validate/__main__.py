@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from npu_twin.extensions import ExtensionMissing
 from npu_twin.timing import models, rows
 from npu_twin.timing.fit import write_atomically
 from npu_twin.validate import latency, numerics, plots, report
@@ -70,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = validate(options.rows, options.models, not options.no_numerics, max(1, options.processes))
+    except ExtensionMissing as error:
+        parser.error(f"{error}; --no-numerics leaves the error figures out")
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print(report.text(found, options.verbose))

@@ -1,7 +1,7 @@
 """Error figures: the twin's datapath with the published inputs, held against the published digits.
 
-The judge is the plain float32 reference of `llms.verify.reference.kernels`, imported only here: this is a
-tool beside the twin, not a part of it. Rows that differ only in what cannot change a value (herd, most tiles)
+The judge is a plain float32 reference that shares no code with the twin: the entry point `fp32` of the group
+`npu_kernel_references`. Rows that differ only in what cannot change a value (herd, most tiles)
 share one computation, and computations run in several processes.
 """
 
@@ -19,6 +19,7 @@ from decimal import Decimal
 from typing import Any
 
 from npu_twin import npu2
+from npu_twin.extensions import kernel_references
 from npu_twin.opset import OPS
 from npu_twin.timing import records
 from npu_twin.validate import known
@@ -166,20 +167,26 @@ def make_task(record: Mapping[str, Any]) -> Task | None:
 
 
 def measure(tasks: Sequence[Task]) -> list[Measured]:
-    """Run computations that share their inputs. Needs numpy, and torch for the products."""
+    """Run computations that share their inputs. Needs numpy, and torch for the products.
+
+    Raises ExtensionMissing when no installed package has the references.
+    """
     import numpy as np
     from ml_dtypes import bfloat16
 
-    from llms.verify.reference.kernels import compare, make_inputs, offenders, reference_output
     from npu_twin.datapath import run_launch, standalone_launch
+
+    references = kernel_references()
 
     first = tasks[0]
     dims = dict(first.dims)
     attrs: dict[str, Any] = {}
     if first.op == "flash_attention":
         attrs = {"causal": first.causal, "heads_per_unroll": 2, "num_cascade_stages": 4}
-    inputs = make_inputs(first.op, dims, method=first.method, tile=dict(first.tile))
-    exact = reference_output(first.op, inputs, dims=dims, method=first.method, attrs=attrs, out_dtype="f32")
+    inputs = references.make_inputs(first.op, dims, method=first.method, tile=dict(first.tile))
+    exact = references.reference_output(
+        first.op, inputs, dims=dims, method=first.method, attrs=attrs, out_dtype="f32"
+    )
     rounded = exact.astype(bfloat16).astype(np.float32)
     results = []
     for task in tasks:
@@ -191,9 +198,9 @@ def measure(tasks: Sequence[Task]) -> list[Measured]:
         out = run_launch(launch, inputs)["out"]
         reference = exact if out.dtype == np.float32 else rounded
         wide = out.astype(np.float32)
-        found = compare(wide, reference)
-        unrounded = found if reference is exact else compare(wide, exact)
-        over = {g: offenders(wide, reference, rtol=g[0], atol=g[1]).count for g in task.gates}
+        found = references.compare(wide, reference)
+        unrounded = found if reference is exact else references.compare(wide, exact)
+        over = {g: references.offenders(wide, reference, rtol=g[0], atol=g[1]).count for g in task.gates}
         figures = {name: float(getattr(found, name)) for name in FIGURES}
         results.append(Measured(figures, float(unrounded.mean_rel_L1), over, time.perf_counter() - start))
     return results
@@ -207,7 +214,12 @@ def _prepare_worker() -> None:
 
 
 def compute(tasks: Sequence[Task], processes: int, quiet: bool = False) -> dict[tuple[object, ...], Measured]:
-    """Run all computations, the longest first, and return their figures by `Task.key`."""
+    """Run all computations, the longest first, and return their figures by `Task.key`.
+
+    Raises ExtensionMissing when no installed package has the references.
+    """
+    if tasks:
+        kernel_references()  # missing ones are said before processes start
     merged: dict[tuple[object, ...], Task] = {}
     for task in tasks:
         known = merged.get(task.key)

@@ -186,11 +186,11 @@ class Bench:
         """Run every gate without a fault, the ladder also in reverse order; returns the alarms."""
         deployment = Deployment.from_folder(self.model, checkpoint=self.path)
         reference = deployment.hf_reference()
-        cases = phase1.cases(self.model, deployment.adapter.inference.SEQUENCE, deployment.config())
+        kernels = self._quick_kernels(deployment)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             outcomes = [phase0.run(check, deployment, reference, N_TOKENS) for check in phase0.CHECKS]
-            outcomes += [phase1.check(case) for case in _of_interest(cases, ())]
+            outcomes += [phase1.check(kernel) for kernel in _of_interest(kernels, ())]
             outcomes.append(phase2.block_gate(deployment, reference, prompts))
             outcomes.append(gates.topk_gate(deployment, reference, prompts, N_TOKENS))
             forth = self.climb(deployment, prompts)
@@ -230,15 +230,17 @@ class Bench:
                 return
 
     def _kernels(self, deployment: Deployment, row: Row) -> None:
-        adapter = deployment.adapter
-        cases = phase1.cases(self.model, adapter.inference.SEQUENCE, deployment.config())
         row.cells["kernels"] = Cell("passed")
-        for case in _of_interest(cases, row.fault.ops):
+        for kernel in _of_interest(self._quick_kernels(deployment), row.fault.ops):
             with self._refusals(row):
-                outcome = phase1.check(case)
+                outcome = phase1.check(kernel)
                 if not outcome.ok:
                     row.cells["kernels"] = Cell("caught", outcome.message)
                     return
+
+    def _quick_kernels(self, deployment: Deployment) -> list[phase1.Kernel]:
+        found = phase1.kernels(deployment.folder, deployment.adapter, checkpoint=self.path)
+        return [kernel for kernel in found if not kernel.slow]
 
     def _block(self, deployment: Deployment, row: Row) -> None:
         with self._refusals(row):
@@ -319,13 +321,15 @@ def _freed(fault: Fault) -> Iterator[None]:
         gc.collect()
 
 
-def _of_interest(cases: Sequence[phase1.KernelCase], ops: Sequence[str]) -> list[phase1.KernelCase]:
-    """A few cases per operation, the fewest elements first; of the GEMMs the deepest, where tiers differ."""
+def _of_interest(kernels: Sequence[phase1.Kernel], ops: Sequence[str]) -> list[phase1.Kernel]:
+    """A few kernels per operation, the fewest elements first; of GEMMs the deepest: there tiers differ."""
     chosen = []
-    for op in ops or {case.need.op for case in cases}:
-        mine = [case for case in cases if case.need.op == op]
-        mine.sort(key=lambda case: (-case.dims["K"] if op == "gemm" else 0, sum(case.need.shape)))
-        chosen += mine[:_CASES_PER_OP]
+    for op in ops or {kernel.case.op for kernel in kernels}:
+        same_op = [kernel for kernel in kernels if kernel.case.op == op]
+        same_op.sort(
+            key=lambda kernel: (-kernel.case.dims["K"] if op == "gemm" else 0, sum(kernel.case.shape))
+        )
+        chosen += same_op[:_CASES_PER_OP]
     return chosen
 
 

@@ -8,45 +8,63 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from kernel_registry import registry_lookup
 from llms.llama_kernel_builder import driver
+from llms.llama_kernel_builder.bench import case_of, spec_of
 from llms.llama_kernel_builder.kernels import Requirement
 from llms.llama_kernel_builder.llama_loop import required_kernels
 from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.verify.contract.abilities import NotOffered
+from llms.verify.contract.deployment import DeploymentError, load_adapter
+from llms.verify.contract.kernel_case import KernelCase
 from llms.verify.gates.phase1 import gate as phase1
 from llms.verify.gates.phase1 import kernel_laws
+from llms.verify.reference.kernels import make_inputs, reference_output
+from llms.verify.reference.kernels import published as published_figures
+from llms.verify.reference.kernels.published import FILE
 from npu_twin import injection
 from npu_twin.listing import Launch, Listing
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
-GEMM = phase1.KernelCase("smollm2_135m", Requirement("gemm", (128, 576, 576)))
-NORM = phase1.KernelCase("qwen2", Requirement("rms_norm", (128, 256)), 1e-6)
-ROPE = phase1.KernelCase("qwen2", Requirement("rope", (512, 64)))
-FLASH = phase1.KernelCase("qwen2", Requirement("flash_attention", (128, 128, 64, 4, 2), causal=True))
+GEMM = case_of("smollm2_135m", Requirement("gemm", (128, 576, 576)), {})
+NORM = case_of("qwen2", Requirement("rms_norm", (128, 256)), {"eps": 1e-6})
+ROPE = case_of("qwen2", Requirement("rope", (512, 64)), {})
+FLASH = case_of("qwen2", Requirement("flash_attention", (128, 128, 64, 4, 2), causal=True), {"causal": True})
 
 
 @pytest.fixture(autouse=True)
-def _twin() -> None:
+def _twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_NPU_CACHE", str(tmp_path / "cache"))
     driver.select("twin")
+
+
+def kernels(model: str, **options: Any) -> tuple[phase1.Kernel, ...]:
+    return phase1.kernels(LLMS / model, load_adapter(LLMS / model), **options)
+
+
+def check(case: KernelCase, bench: Any = None) -> Any:
+    """The gate's verdict of one kernel, on the bench of a model of ours unless another is given."""
+    bench = bench or load_adapter(LLMS / "qwen2").build_runner.__self__.kernel_bench()
+    return phase1.check(phase1.Kernel(case, bench))
 
 
 @pytest.mark.parametrize("model", ["smollm2_135m", "llama32_1b", "qwen2", "qwen3_0_6b"])
 def test_every_required_kernel_has_its_test(model: str) -> None:
-    from llms.verify.contract.deployment import load_adapter
-
+    tiny = LLMS / model / "tiny"
     sequence = load_adapter(LLMS / model).inference.SEQUENCE
-    config = ModelConfig.from_hf_folder(LLMS / model / "tiny")
-    found = phase1.cases(model, sequence, config)
-    assert {case.need for case in found} == set(required_kernels(sequence, config, (128, 256)))
-    assert {case.eps for case in found if case.need.op == "rms_norm"} == {config.rms_eps}
-    ids = [str(case) for case in found]
+    config = ModelConfig.from_hf_folder(tiny)
+    cases = [kernel.case for kernel in kernels(model, checkpoint=tiny) if not kernel.slow]
+    needs = {(need.op, need.shape) for need in required_kernels(sequence, config, (128, 256))}
+    assert {(case.op, case.shape) for case in cases} == needs
+    assert {dict(case.attrs)["eps"] for case in cases if case.op == "rms_norm"} == {config.rms_eps}
+    ids = [str(case) for case in cases]
     assert len(set(ids)) == len(ids)
-    assert all(case.spec().dim(name) == size for case in found for name, size in case.dims.items())
+    assert all(spec_of(case).dim(name) == size for case in cases for name, size in case.dims.items())
 
 
 def test_ids_read_like_the_kernel() -> None:
@@ -54,23 +72,27 @@ def test_ids_read_like_the_kernel() -> None:
 
 
 def test_longer_prompts_add_slow_cases_only() -> None:
-    quick, every = phase1.model_cases(LLMS / "qwen2", buckets=(128, 256, 512))
-    assert quick < set(every)
-    assert {case.need.shape[0] for case in set(every) - quick if case.need.op == "gemm"} == {512}
-    assert any(case.need.shape == (128, 896, 4864) for case in quick)  # published configuration
-    assert any(case.need.shape == (128, 256, 512) for case in quick)  # tiny checkpoint
+    every = kernels("qwen2")
+    quick = [kernel.case for kernel in every if not kernel.slow]
+    gemms = {kernel.case.shape[0] for kernel in every if kernel.slow and kernel.case.op == "gemm"}
+    assert gemms == {512, 1024, 2048}
+    assert {case.shape[0] for case in quick if case.op == "gemm"} == {128, 256}
+    assert any(case.shape == (128, 896, 4864) for case in quick)  # published configuration
+    assert any(case.shape == (128, 256, 512) for case in quick)  # tiny checkpoint
 
 
-def test_a_named_checkpoint_counts_alone(tmp_path: Path) -> None:
-    quick, _ = phase1.model_cases(LLMS / "qwen2", checkpoint=LLMS / "llama32_1b" / "tiny")
-    assert not any(case.need.op == "gemm" and 896 in case.need.shape for case in quick)
-    assert {case.eps for case in quick} == {0.0, 1e-5}
+def test_a_named_checkpoint_counts_alone() -> None:
+    cases = [kernel.case for kernel in kernels("qwen2", checkpoint=LLMS / "llama32_1b" / "tiny")]
+    assert not any(case.op == "gemm" and 896 in case.shape for case in cases)
+    assert {dict(case.attrs)["eps"] for case in cases if case.op == "rms_norm"} == {1e-5}
 
 
 def test_collecting_imports_no_torch() -> None:
     code = (
-        "import sys, pathlib; from llms import phase1; "
-        f"assert phase1.model_cases(pathlib.Path({str(LLMS / 'qwen2')!r}))[1]; "
+        "import sys, pathlib; from llms import phase1\n"
+        "from llms.verify.contract.deployment import load_adapter\n"
+        f"folder = pathlib.Path({str(LLMS / 'qwen2')!r})\n"
+        "assert phase1.kernels(folder, load_adapter(folder))\n"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -78,8 +100,8 @@ def test_collecting_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("case", [NORM, ROPE, FLASH], ids=str)
-def test_a_right_kernel_passes(case: phase1.KernelCase, tmp_path: Path) -> None:
-    outcome = phase1.check(case, artefacts=tmp_path)
+def test_a_right_kernel_passes(case: KernelCase) -> None:
+    outcome = check(case)
     assert outcome.ok, outcome.message
     assert outcome.payload["status"] == "pass"
     assert 0 < outcome.payload["utilisation"] <= 1
@@ -87,22 +109,19 @@ def test_a_right_kernel_passes(case: phase1.KernelCase, tmp_path: Path) -> None:
     json.dumps(outcome.payload)
 
 
-def test_elements_over_in_tier_pass_and_the_payload_says_so(tmp_path: Path) -> None:
-    outcome = phase1.check(GEMM, artefacts=tmp_path)
+def test_elements_over_in_tier_pass_and_the_payload_says_so() -> None:
+    outcome = check(GEMM)
     assert outcome.ok
     elements = outcome.payload["elements"]
     assert 0 < elements["over"] <= elements["allowed"] < 20
     assert outcome.payload["status"] == f"in tier, {elements['over']} elements over"
 
 
-def judged(case: phase1.KernelCase, spoil: Callable[[Any], Any]) -> dict[str, Any]:
+def judged(case: KernelCase, spoil: Callable[[Any], Any]) -> dict[str, Any]:
     """Payload for the reference itself with something done to it."""
-    from llms.verify.reference.kernels import make_inputs, reference_output
-
-    spec = case.spec()
-    inputs = make_inputs(spec.op, case.dims, method=spec.method, tile=dict(spec.tile))
-    right = reference_output(spec.op, inputs, dims=case.dims, method=spec.method, attrs=dict(spec.attrs))
-    return phase1.judge(case, spec, inputs, spoil(np.array(right)))
+    inputs = make_inputs(case.op, case.dims, method=case.method, tile=dict(case.tile))
+    right = reference_output(case.op, inputs, dims=case.dims, method=case.method, attrs=dict(case.attrs))
+    return phase1.judge(case, inputs, spoil(np.array(right))).payload
 
 
 def spoil_elements(count: int, value: float) -> Callable[[Any], Any]:
@@ -156,15 +175,15 @@ def change_method(op: str, method: str, **attrs: Any) -> Callable[[Listing], Lis
     ids=["low precision", "interleaved rope", "no causal mask", "wrong eps"],
 )
 def test_device_that_runs_another_kernel(
-    case: phase1.KernelCase, change: Callable[[Listing], Listing], says: str, tmp_path: Path
+    case: KernelCase, change: Callable[[Listing], Listing], says: str
 ) -> None:
     with injection.rewrite_listing(change) as fault:
-        outcome = phase1.check(case, artefacts=tmp_path)
+        outcome = check(case)
     assert fault.hits
     assert says in outcome.message
 
 
-def test_wrong_heads_and_zeros(tmp_path: Path) -> None:
+def test_wrong_heads_and_zeros() -> None:
     def swap(launch: Launch, views: Any) -> None:
         views["out"].u16[:, :128] = views["out"].u16[:, 128:].copy()
 
@@ -173,17 +192,17 @@ def test_wrong_heads_and_zeros(tmp_path: Path) -> None:
 
     for change in (swap, zero):
         with injection.corrupt_launch(change):
-            assert not phase1.check(FLASH, artefacts=tmp_path).ok
+            assert not check(FLASH).ok
 
 
-def test_a_shape_without_a_row_names_the_command(tmp_path: Path) -> None:
-    outcome = phase1.check(phase1.KernelCase("qwen2", Requirement("gemm", (128, 512, 7))), artefacts=tmp_path)
+def test_a_shape_without_a_row_names_the_command() -> None:
+    outcome = check(case_of("qwen2", Requirement("gemm", (128, 512, 7)), {}))
     assert not outcome.ok
     assert "python -m kernel_registry sweep gemm 128x512x7" in outcome.message
 
 
 def test_a_row_that_does_not_name_the_model() -> None:
-    stranger = replace(NORM, model="another_model")
+    stranger = case_of("another_model", Requirement("rms_norm", NORM.shape), {"eps": 1e-6})
     found = judged(stranger, lambda out: out)
     assert found["status"] == "FAIL"
     assert "--if-missing --used-by another_model" in found["problems"][0]
@@ -192,20 +211,24 @@ def test_a_row_that_does_not_name_the_model() -> None:
 @pytest.mark.parametrize("model", ["smollm2_135m", "llama32_1b", "qwen2", "qwen3_0_6b"])
 def test_rows_of_all_lengths_name_the_model(model: str) -> None:
     """The slow cases too, whose kernels take long while their rows do not."""
-    for case in phase1.model_cases(LLMS / model, buckets=phase1.BUCKETS)[1]:
-        row = phase1.configuring_row(case.spec(), registry_lookup.rows(case.need.op, case.dims))
-        assert not phase1.row_problems(case, row)
+    every = kernels(model)
+    assert any(kernel.slow for kernel in every)
+    for kernel in every:
+        assert not phase1.row_problems(kernel.case)
 
 
 def test_of_rows_that_say_the_same_the_best_is_the_one() -> None:
     """A published sweep over herds repeats the row of the kernel alone, without its users."""
-    need = Requirement("silu_mul", (16777216,))
-    case = phase1.KernelCase("llama32_1b", need)
-    rows = registry_lookup.rows("silu_mul", case.dims)
-    for order in (rows, rows[::-1]):
-        row = phase1.configuring_row(case.spec(), order)
-        assert row is not None
-        assert row["id"] == registry_lookup.silu_mul_config(16777216).row_id
+    case = case_of("llama32_1b", Requirement("silu_mul", (16777216,)), {})
+    same = [
+        row["id"]
+        for row in registry_lookup.rows("silu_mul", case.dims)
+        if tuple(row["herd"] or ()) == case.herd and row["tile"] == dict(case.tile)
+    ]
+    assert len(same) > 1
+    assert case.row is not None
+    assert case.row.id in same
+    assert not phase1.row_problems(case)
 
 
 def published() -> list[dict[str, Any]]:
@@ -228,7 +251,7 @@ def elements(row: dict[str, Any]) -> int:
 def law(row: dict[str, Any]) -> kernel_laws.Baseline:
     causal = bool((row.get("attrs") or {}).get("causal", False))
     tile = row.get("tile") or {}
-    return kernel_laws.baseline(row["op"], row["method"], row["dims"], tile, causal, elements(row), ())
+    return kernel_laws.law(row["op"], row["method"], row["dims"], tile, causal, elements(row))
 
 
 def test_the_laws_hold_for_every_published_row_that_is_right() -> None:
@@ -250,17 +273,34 @@ def test_the_laws_refuse_every_published_row_that_is_corrupt() -> None:
     assert all(row["figures"]["mean_rel_L1"] > law(row).limit for row in rows)
 
 
-def test_a_published_figure_of_the_same_shape_comes_first_and_the_twins_never() -> None:
+def test_a_published_figure_of_the_same_shape_comes_first() -> None:
     shape = {"M": 2048, "K": 2048, "N": 2048}
-    rows = registry_lookup.rows("gemm", shape)
-    base = kernel_laws.baseline("gemm", "fused-cast", shape, {}, False, 2048 * 2048, rows)
+    base = kernel_laws.baseline("gemm", "fused-cast", shape, {}, False, 2048 * 2048)
     assert base.source.startswith("published-silicon")
     assert base.value == 9.7e-3
-    twin = [{**row, "provenance": "twin", "figures": {"mean_rel_L1": 0.5}} for row in rows]
-    assert (
-        kernel_laws.baseline("gemm", "drain", shape, {}, False, 10**6, twin).value
-        == kernel_laws.GEMM["drain"]
-    )
+    shape = {"M": 128, "K": 576, "N": 576}
+    assert any(row["provenance"] == "twin" for row in registry_lookup.rows("gemm", shape))
+    unpublished = kernel_laws.baseline("gemm", "drain", shape, {}, False, 10**6)
+    assert unpublished == kernel_laws.law("gemm", "drain", shape, {}, False, 10**6)
+
+
+def test_the_published_figures_are_those_of_the_rows_of_silicon() -> None:
+    """The gate's copy has every published row that is right, and no other."""
+    largest: dict[tuple[str, str, frozenset[tuple[str, int]], bool], tuple[float, int]] = {}
+    for row in published():
+        if row["status"] not in ("pass", "in_tier"):
+            continue
+        figures = row["figures"]
+        causal = bool((row.get("attrs") or {}).get("causal"))
+        key = (row["op"], row["method"], frozenset(row["dims"].items()), causal)
+        mean, over = largest.get(key, (0.0, 0))
+        largest[key] = (max(mean, figures["mean_rel_L1"]), max(over, figures.get("elements_over") or 0))
+    stored = json.loads(FILE.read_text(encoding="utf-8"))["figures"]
+    assert len(stored) == len(largest) > 150
+    for (op, method, dims, causal), figures in largest.items():
+        known = published_figures(op, method, dict(dims), causal)
+        assert known is not None, (op, method, dims)
+        assert (known.mean_rel_L1, known.elements_over) == figures, (op, method, dims)
 
 
 @pytest.mark.parametrize(
@@ -296,4 +336,119 @@ def test_attention_over_a_few_heads_may_have_an_element_over_and_a_fault_has_mor
 
 def test_an_operation_without_a_law() -> None:
     with pytest.raises(ValueError, match="no law for the error of kernel 'gelu'"):
-        kernel_laws.baseline("gelu", "", {}, {}, False, 10, ())
+        kernel_laws.baseline("gelu", "", {}, {}, False, 10)
+    with pytest.raises(ValueError, match="no law for a GEMM of method 'loose'"):
+        kernel_laws.baseline("gemm", "loose", {"M": 8, "K": 8, "N": 8}, {}, False, 64)
+
+
+class OwnYardstick:
+    """A bench that computes zeros and says in every way it can think of that this is right."""
+
+    rtol = atol = 1e9
+    published = baseline = 1e9
+
+    def __init__(self) -> None:
+        self.ran: list[KernelCase] = []
+
+    def prepare(self, case: KernelCase) -> None:
+        pass
+
+    def tolerance(self, *arguments: Any) -> Any:
+        raise AssertionError("a bench has no tolerance")
+
+    reference_output = make_inputs = compare = offenders = judge = tolerance
+
+    def run(self, case: KernelCase, inputs: Any) -> dict[str, Any]:
+        self.ran.append(case)
+        zeros = np.zeros((128, 256), np.float32)
+        for values in inputs.values():
+            values[...] = 0  # the reference is computed of what the gate made, not of what is left
+        return {"out": zeros, "reference": zeros, "rtol": 1e9, "atol": 1e9, "mean_rel_L1": 0.0, "ok": True}
+
+
+class LooseCase(KernelCase):
+    """A case that carries figures of its own."""
+
+    rtol = atol = limit = 1e9
+    elements_over = 10**9
+    problems = ()
+
+
+@pytest.mark.parametrize("kind", [KernelCase, LooseCase])
+def test_a_bench_that_brings_its_own_yardstick_is_not_heard(kind: type[KernelCase]) -> None:
+    bench = OwnYardstick()
+    fields = {name: getattr(NORM, name) for name in NORM.__dataclass_fields__}
+    outcome = check(kind(**fields), bench)
+    assert bench.ran
+    assert not outcome.ok
+    assert "out of tier: mean_rel_L1 1.000e+00" in outcome.message
+    assert outcome.payload["rtol"] == 1.6e-2
+    assert outcome.payload["baseline"] == judged(NORM, lambda out: out)["baseline"]
+
+
+def test_a_figure_in_the_registry_sets_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that claims a published error of 0.5 configures the kernel; the limit stays what it is."""
+    (row,) = (r for r in registry_lookup.rows("rope", ROPE.dims) if ROPE.row and r["id"] == ROPE.row.id)
+    loose = {**row, "provenance": "published-silicon", "figures": {"mean_rel_L1": 0.5, "elements_over": 9**9}}
+    (tmp_path / "details").mkdir()
+    loose["id"] = row["id"].removesuffix(row["provenance"]) + "published-silicon"
+    (tmp_path / "details" / "rope.json").write_text(json.dumps({"schema": 1, "op": "rope", "rows": [loose]}))
+    before = judged(ROPE, lambda out: out)
+    monkeypatch.setenv(registry_lookup.ENV, str(tmp_path))
+    case = case_of("qwen2", Requirement("rope", (512, 64)), {})
+    after = judged(case, lambda out: out * np.float32(1.2))
+    assert after["row"] == loose["id"]
+    assert after["baseline"] == before["baseline"]
+    assert after["elements"]["allowed"] == before["elements"]["allowed"] == 0
+    assert after["status"] == "FAIL"
+
+
+class Without(OwnYardstick):
+    """A bench whose output cannot be judged."""
+
+    def __init__(self, outputs: dict[str, Any]) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def run(self, case: KernelCase, inputs: Any) -> dict[str, Any]:
+        return self.outputs
+
+
+def test_what_cannot_be_judged_fails() -> None:
+    assert "no output 'out'" in check(NORM, Without({})).message
+    assert (
+        "the output has shape (3,), the kernel writes (128, 256)"
+        in check(NORM, Without({"out": np.zeros(3)})).message
+    )
+    strange = replace(NORM, op="softmax")
+    assert "no harness inputs for operation 'softmax'" in check(strange, Without({})).message
+    assert "no row of a kernel registry" in judged(replace(NORM, row=None), lambda out: out)["problems"][0]
+
+
+class Foreign:
+    """An adapter as other projects write them: the contract and nothing else."""
+
+    MODEL_CHOICES: ClassVar = {"one": "org/one"}
+
+    @staticmethod
+    def resolve_model(choice: str) -> str:
+        return Foreign.MODEL_CHOICES.get(choice, choice)
+
+    @staticmethod
+    def build_runner(*arguments: Any, **options: Any) -> None:
+        """Never called: a bench needs no runner."""
+
+
+def test_an_adapter_without_the_ability_is_not_offered(tmp_path: Path) -> None:
+    with pytest.raises(NotOffered, match=r"the adapter has no kernel_bench\(\)"):
+        phase1.kernels(tmp_path, Foreign())
+
+
+def test_a_bench_without_a_kernel_is_an_error(tmp_path: Path) -> None:
+    class Empty(Foreign):
+        @staticmethod
+        def kernel_bench(folder: Path | None) -> Any:
+            return type("Nothing", (), {"cases": lambda self: ()})()
+
+    with pytest.raises(DeploymentError, match=r"kernel_bench\(\) of the adapter has no case"):
+        phase1.kernels(tmp_path, Empty())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pytest_npu.device.preflight import artefacts
 
+from llms.llama_kernel_builder.bench import spec_of
 from llms.llama_kernel_builder.exceptions import ToolkitError
 from llms.verify.contract.models import ROOT
 
@@ -20,7 +21,7 @@ FOLDER = ROOT / MODEL
 TINY = FOLDER / "tiny"
 RECORDER = """
 import os
-from llms.llama_kernel_builder.toolchain import TwinToolchain
+from llms.llama_kernel_builder.toolchains.seam import TwinToolchain
 
 class Recorder(TwinToolchain):
     def compile(self, program, destination):
@@ -88,8 +89,9 @@ def test_phases_need_different_programs() -> None:
 def test_selected_kernels_alone_are_needed() -> None:
     from llms.verify.gates.phase1 import gate as phase1
 
-    cases = phase1.model_cases(FOLDER, checkpoint=TINY)[1]
-    assert set(listed({1}, [cases[0]]).values()) == {cases[0].spec().symbol}
+    adapter = importlib.import_module(f"llms.{MODEL}.verify_adapter")
+    first, *_ = phase1.kernels(FOLDER, adapter, checkpoint=TINY)
+    assert set(listed({1}, [first]).values()) == {spec_of(first.case).symbol}
 
 
 def test_longer_prompts_are_measured_in_longer_programs() -> None:

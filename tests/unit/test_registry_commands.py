@@ -12,16 +12,9 @@ import pytest
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import store
 from kernel_registry.cli import main
+from kernel_registry.measure import MeasurementUnavailable, Numerics, Timed, judge, silicon
 from kernel_registry.shapes import Request, RequestError, from_config, from_file, parse
 from kernel_registry.sweep import ranked, sweep
-from llms.llama_kernel_builder.bench import (
-    MeasurementUnavailable,
-    Numerics,
-    Timed,
-    ToolkitMeasurer,
-    judge,
-    silicon,
-)
 from llms.verify.reference.kernels import make_inputs
 from npu_twin.constraints import legal_configs
 
@@ -72,7 +65,7 @@ def files(root: Path) -> dict[str, bytes]:
 def test_a_sweep_adds_a_row_that_the_lookup_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "sweep", "gemm", "64x128x192", "--precision", "high", "--used-by", "tiny") == 0
     assert "added     gemm 64x128x192 bf16 high" in capsys.readouterr().out
-    config = lookup.gemm_config(64, 128, 192, registry=tmp_path)
+    config = lookup.config("gemm", M=64, K=128, N=192, registry=tmp_path)
     assert config.provenance == "twin"
     assert config.herd[0] * config.herd[1] > 1
     (row,) = store.read(tmp_path, "gemm")
@@ -113,14 +106,16 @@ def test_several_variants_of_a_shape_live_side_by_side(tmp_path: Path) -> None:
         assert run(tmp_path, "sweep", "gemm", "512x128x256", *options, "--no-numerics") == 0
     tiers = {(r["method"], r["dtype_out"]) for r in store.read(tmp_path, "gemm")}
     assert {d for _, d in tiers} == {"bf16", "f32"}
-    assert lookup.gemm_config(512, 128, 256, "f32", registry=tmp_path).method == "external"
-    assert lookup.gemm_config(512, 128, 256, precision="low", registry=tmp_path).method == "direct"
+    assert (
+        lookup.config("gemm", M=512, K=128, N=256, output_dtype="f32", registry=tmp_path).method == "external"
+    )
+    assert lookup.config("gemm", M=512, K=128, N=256, precision="low", registry=tmp_path).method == "direct"
 
 
 def test_the_fastest_configuration_is_chosen_and_the_rest_is_tried(tmp_path: Path) -> None:
     request = parse("gemv", "1024x256")
     best = sweep(request, Recorder(lambda c: float(c.tile["tile_m"] * c.herd[0])), tmp_path)
-    config = lookup.gemv_config(1024, 256, registry=tmp_path)
+    config = lookup.config("gemv", M=1024, K=256, registry=tmp_path)
     assert (config.tile["tile_m"], config.herd) == (2, (1, 1))
     assert best.latency_us == 2.0
     assert best.tried > 20
@@ -129,16 +124,16 @@ def test_the_fastest_configuration_is_chosen_and_the_rest_is_tried(tmp_path: Pat
 def test_below_the_resolution_more_cores_win(tmp_path: Path) -> None:
     request = parse("rope", "9x64")
     sweep(request, Recorder(lambda c: 50.0 + c.herd[0] / 10), tmp_path)
-    assert lookup.rope_config(9, 64, registry=tmp_path).herd == (3, 1)
+    assert lookup.config("rope", rows=9, head_dim=64, registry=tmp_path).herd == (3, 1)
     sweep(request, Recorder(lambda c: 50.0 * c.herd[0]), tmp_path)
-    assert lookup.rope_config(9, 64, registry=tmp_path).herd == (1, 1)
+    assert lookup.config("rope", rows=9, head_dim=64, registry=tmp_path).herd == (1, 1)
 
 
 def test_configurations_that_cannot_be_built_are_left_out(tmp_path: Path) -> None:
     request = parse("gemv", "1024x256")
     only = Recorder(lambda c: 5.0 if c.tile == {"tile_m": 4, "m_input": 4} else None)
     sweep(request, only, tmp_path)
-    assert lookup.gemv_config(1024, 256, registry=tmp_path).tile == {"tile_m": 4, "m_input": 4}
+    assert lookup.config("gemv", M=1024, K=256, registry=tmp_path).tile == {"tile_m": 4, "m_input": 4}
     with pytest.raises(
         MeasurementUnavailable, match=r"none of \d+ legal configurations has a compiled kernel"
     ):
@@ -153,7 +148,7 @@ def test_wrong_numbers_are_recorded_and_the_next_best_is_taken(tmp_path: Path) -
     )
     done = sweep(parse("gemv", "1024x256"), measurer, tmp_path)
     assert done.latency_us == 2.0
-    assert lookup.gemv_config(1024, 256, registry=tmp_path).tile != fast
+    assert lookup.config("gemv", M=1024, K=256, registry=tmp_path).tile != fast
     statuses = {r["status"] for r in store.read(tmp_path, "gemv")}
     assert statuses == {"silent_corruption", "pass"}
     with pytest.raises(MeasurementUnavailable, match="wrong numbers"):
@@ -187,10 +182,10 @@ def test_nan_in_the_output_counts_as_wrong_numbers() -> None:
     config = legal_configs("eltwise_add", {"n": 4096})[0]
     inputs = make_inputs("eltwise_add", {"n": 4096})
     right = inputs["a"].astype(np.float32) + inputs["b"].astype(np.float32)
-    assert judge(config, inputs, right, "bf16").status == "pass"
+    assert judge(config, inputs, right).status == "pass"
     wrong = right.copy()
     wrong[17] = np.nan
-    numerics = judge(config, inputs, wrong, "bf16")
+    numerics = judge(config, inputs, wrong)
     assert numerics.status == "silent_corruption"
     assert numerics.elements_over == 1
     assert all(np.isfinite(v) for v in numerics.figures.values())
@@ -206,9 +201,10 @@ def test_elements_over_show_as_in_tier(tmp_path: Path) -> None:
 def test_the_toolkit_measures_through_the_driver(tmp_path: Path) -> None:
     """The silicon path, driven through the twin's driver: same code, other module."""
     from llms.llama_kernel_builder import driver
+    from llms.llama_kernel_builder.bench import SiliconMeasurer
     from llms.llama_kernel_builder.toolchains.seam import TwinToolchain
 
-    measurer = ToolkitMeasurer(driver.select("twin"), TwinToolchain())
+    measurer = SiliconMeasurer(driver.select("twin"), TwinToolchain())
     measurer.shortlist = 2
     done = sweep(parse("eltwise_add", "4096"), measurer, tmp_path)
     (row,) = store.read(tmp_path, "eltwise_add")
@@ -252,7 +248,7 @@ def test_bad_requests(
 
 def test_one_illegal_shape_does_not_stop_the_others(tmp_path: Path) -> None:
     assert run(tmp_path, "sweep", "gemv", "151936x1024", "1024x256", "--no-numerics") == 1
-    assert lookup.gemv_config(1024, 256, registry=tmp_path).provenance == "twin"
+    assert lookup.config("gemv", M=1024, K=256, registry=tmp_path).provenance == "twin"
 
 
 def test_shapes_of_a_model_from_its_config() -> None:
@@ -322,7 +318,7 @@ def test_add_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     root = tmp_path / "registry"
     assert run(root, "add", str(path)) == 0
     assert "added     rope:64x64" in capsys.readouterr().out
-    assert lookup.rope_config(64, 64, registry=root).provenance == "measured-silicon"
+    assert lookup.config("rope", rows=64, head_dim=64, registry=root).provenance == "measured-silicon"
     assert run(root, "add", str(path)) == 0
     assert "unchanged" in capsys.readouterr().out
     assert run(root, "show", "rope", "64x64") == 0

@@ -48,9 +48,9 @@ def test_published_silicon_wins_over_faster_rows_of_lesser_provenance(tmp_path: 
         gemv_row(20.0, "measured-silicon", tile={"tile_m": 4, "m_input": 4}),
         gemv_row(30.0, "published-silicon"),
     ]
-    assert lookup.gemv_config(4096, 512, registry=write(tmp_path, rows)).latency_us == 30.0
-    assert lookup.gemv_config(4096, 512, registry=write(tmp_path, rows[:2])).latency_us == 20.0
-    found = lookup.gemv_config(4096, 512, registry=write(tmp_path, rows[:1]))
+    assert lookup.config("gemv", M=4096, K=512, registry=write(tmp_path, rows)).latency_us == 30.0
+    assert lookup.config("gemv", M=4096, K=512, registry=write(tmp_path, rows[:2])).latency_us == 20.0
+    found = lookup.config("gemv", M=4096, K=512, registry=write(tmp_path, rows[:1]))
     assert (found.provenance, found.latency_us, found.tile) == ("twin", 10.0, {"tile_m": 2, "m_input": 2})
 
 
@@ -60,9 +60,9 @@ def test_the_fastest_of_one_provenance_wins_and_an_untimed_row_comes_last(tmp_pa
         gemv_row(12.0, "twin", tile={"tile_m": 4, "m_input": 4}),
         gemv_row(11.0, "twin"),
     ]
-    assert lookup.gemv_config(4096, 512, registry=write(tmp_path, rows)).latency_us == 11.0
+    assert lookup.config("gemv", M=4096, K=512, registry=write(tmp_path, rows)).latency_us == 11.0
     only = write(tmp_path, rows[:1])
-    assert lookup.gemv_config(4096, 512, registry=only).latency_us is None
+    assert lookup.config("gemv", M=4096, K=512, registry=only).latency_us is None
 
 
 @pytest.mark.parametrize(
@@ -78,51 +78,51 @@ def test_the_fastest_of_one_provenance_wins_and_an_untimed_row_comes_last(tmp_pa
 def test_rows_that_cannot_configure_a_kernel_are_passed_over(tmp_path: Path, change: dict[str, Any]) -> None:
     root = write(tmp_path, [gemv_row(1.0, "published-silicon", **change)])
     with pytest.raises(lookup.UnmeasuredShape):
-        lookup.gemv_config(4096, 512, registry=root)
+        lookup.config("gemv", M=4096, K=512, registry=root)
 
 
 def test_overlay_from_the_environment_adds_to_the_packaged_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(lookup.UnmeasuredShape):
-        lookup.gemv_config(4096, 512)
+        lookup.config("gemv", M=4096, K=512)
     write(tmp_path, [gemv_row(9.0, "twin")])
     monkeypatch.setenv(lookup.ENV, str(tmp_path))
-    assert lookup.gemv_config(4096, 512).latency_us == 9.0
-    assert lookup.gemv_config(2048, 2048 * 4).provenance == "published-silicon"
+    assert lookup.config("gemv", M=4096, K=512).latency_us == 9.0
+    assert lookup.config("gemv", M=2048, K=2048 * 4).provenance == "published-silicon"
 
 
 def test_an_overlay_row_replaces_the_packaged_row_of_the_same_id(tmp_path: Path) -> None:
-    packaged = lookup.gemv_config(8192, 2048)
+    packaged = lookup.config("gemv", M=8192, K=2048)
     (row,) = [r for r in lookup.rows("gemv", {"M": 8192, "K": 2048}) if r["id"] == packaged.row_id]
     write(tmp_path, [{**row, "figures": {"latency_us": 1.5}}])
-    assert lookup.gemv_config(8192, 2048, registry=tmp_path).latency_us == 1.5
-    assert lookup.gemv_config(8192, 2048).latency_us == 1067.0
+    assert lookup.config("gemv", M=8192, K=2048, registry=tmp_path).latency_us == 1.5
+    assert lookup.config("gemv", M=8192, K=2048).latency_us == 1067.0
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     write(tmp_path, [gemv_row(9.0, "twin")])
-    assert lookup.gemv_config(4096, 512, registry=tmp_path).latency_us == 9.0
+    assert lookup.config("gemv", M=4096, K=512, registry=tmp_path).latency_us == 9.0
     write(tmp_path, [gemv_row(8.25, "twin")])
-    assert lookup.gemv_config(4096, 512, registry=tmp_path).latency_us == 8.25
+    assert lookup.config("gemv", M=4096, K=512, registry=tmp_path).latency_us == 8.25
 
 
 @pytest.mark.parametrize(
     ("call", "command"),
     [
-        (lambda: lookup.gemm_config(300, 576, 576),
+        (lambda: lookup.config("gemm", M=300, K=576, N=576),
          "python -m kernel_registry sweep gemm 300x576x576 --precision high"),
-        (lambda: lookup.gemm_config(300, 576, 576, precision="low"),
+        (lambda: lookup.config("gemm", M=300, K=576, N=576, precision="low"),
          "python -m kernel_registry sweep gemm 300x576x576 --precision low"),
-        (lambda: lookup.gemm_config(300, 576, 576, "f32"),
+        (lambda: lookup.config("gemm", M=300, K=576, N=576, output_dtype="f32"),
          "python -m kernel_registry sweep gemm 300x576x576 --output-dtype f32"),
-        (lambda: lookup.gemv_config(7, 64), "python -m kernel_registry sweep gemv 7x64"),
-        (lambda: lookup.flash_attention_config(384, 384, 64, 9, 3),
+        (lambda: lookup.config("gemv", M=7, K=64), "python -m kernel_registry sweep gemv 7x64"),
+        (lambda: lookup.config("flash_attention", lq=384, lk=384, head_dim=64, q_heads=9, kv_heads=3),
          "python -m kernel_registry sweep flash_attention 384x384x64x9x3 --causal"),
-        (lambda: lookup.rms_norm_config(1, 576, method="weighted_bf16_sum"),
+        (lambda: lookup.config("rms_norm", M=1, N=576, method="weighted_bf16_sum"),
          "python -m kernel_registry sweep rms_norm 1x576 --method weighted_bf16_sum"),
-        (lambda: lookup.bias_add_config(5, 48), "python -m kernel_registry sweep bias_add 5x48"),
-        (lambda: lookup.silu_mul_config(48), "python -m kernel_registry sweep silu_mul 48"),
+        (lambda: lookup.config("bias_add", rows=5, n=48), "python -m kernel_registry sweep bias_add 5x48"),
+        (lambda: lookup.config("silu_mul", n=48), "python -m kernel_registry sweep silu_mul 48"),
     ],
 )  # fmt: skip
 def test_an_unmeasured_shape_names_the_command_that_adds_it(call: Any, command: str) -> None:
@@ -132,53 +132,73 @@ def test_an_unmeasured_shape_names_the_command_that_adds_it(call: Any, command: 
     assert str(error.value).endswith(f"add it with: {command}")
 
 
+def test_wrong_dimensions_are_named() -> None:
+    with pytest.raises(ValueError, match=r"the registry knows dimensions M, K$"):
+        lookup.config("gemv", M=4096, N=512)
+    with pytest.raises(ValueError, match="the registry knows a kernel, one of gemm, gemv"):
+        lookup.config("softmax", n=64)
+
+
 def test_a_combination_that_no_gemm_offers() -> None:
     with pytest.raises(ValueError, match="no GEMM writes f32 with precision 'low'"):
-        lookup.gemm_config(2048, 2048, 2048, "f32", "low")
+        lookup.config("gemm", M=2048, K=2048, N=2048, output_dtype="f32", precision="low")
 
 
 def test_tiers_and_output_types_choose_different_methods() -> None:
-    assert lookup.gemm_config(2048, 2048, 2048).method == "fused-cast"
-    assert lookup.gemm_config(2048, 2048, 2048, precision="low").method == "direct"
-    assert lookup.gemm_config(2048, 2048, 2048, "f32").method == "external"
-    assert lookup.gemm_config(2048, 1024, 1024).method == "drain"
+    assert lookup.config("gemm", M=2048, K=2048, N=2048).method == "fused-cast"
+    assert lookup.config("gemm", M=2048, K=2048, N=2048, precision="low").method == "direct"
+    assert lookup.config("gemm", M=2048, K=2048, N=2048, output_dtype="f32").method == "external"
+    assert lookup.config("gemm", M=2048, K=1024, N=1024).method == "drain"
 
 
 def test_causal_and_full_attention_are_different_rows() -> None:
-    assert lookup.flash_attention_config(2048, 2048, 64, 32, 8, True).attrs["causal"] is True
-    assert lookup.flash_attention_config(512, 512, 64, 2, 2, False).attrs["causal"] is False
+    assert (
+        lookup.config(
+            "flash_attention", lq=2048, lk=2048, head_dim=64, q_heads=32, kv_heads=8, causal=True
+        ).attrs["causal"]
+        is True
+    )
+    assert (
+        lookup.config(
+            "flash_attention", lq=512, lk=512, head_dim=64, q_heads=2, kv_heads=2, causal=False
+        ).attrs["causal"]
+        is False
+    )
     with pytest.raises(lookup.UnmeasuredShape):
-        lookup.flash_attention_config(512, 512, 64, 2, 2, True)
+        lookup.config("flash_attention", lq=512, lk=512, head_dim=64, q_heads=2, kv_heads=2, causal=True)
 
 
 @pytest.mark.parametrize("m", BUCKETS)
 def test_the_default_model_has_all_prefill_rows(m: int) -> None:
     found = [
-        lookup.rms_norm_config(m, 576),
-        *(lookup.gemm_config(m, k, n) for k, n in ((576, 576), (576, 192), (576, 1536), (1536, 576))),
-        lookup.rope_config(m * 9, 64),
-        lookup.rope_config(m * 3, 64),
-        lookup.flash_attention_config(m, m, 64, 9, 3, True),
-        lookup.eltwise_add_config(m * 576),
-        lookup.silu_mul_config(m * 1536),
+        lookup.config("rms_norm", M=m, N=576),
+        *(
+            lookup.config("gemm", M=m, K=k, N=n)
+            for k, n in ((576, 576), (576, 192), (576, 1536), (1536, 576))
+        ),
+        lookup.config("rope", rows=m * 9, head_dim=64),
+        lookup.config("rope", rows=m * 3, head_dim=64),
+        lookup.config("flash_attention", lq=m, lk=m, head_dim=64, q_heads=9, kv_heads=3, causal=True),
+        lookup.config("eltwise_add", n=m * 576),
+        lookup.config("silu_mul", n=m * 1536),
     ]
     assert all(config.latency_us for config in found)
 
 
 def test_the_default_model_has_all_decode_rows() -> None:
-    lookup.rms_norm_config(1, 576)
+    lookup.config("rms_norm", M=1, N=576)
     for m, k in ((576, 576), (192, 576), (1536, 576), (576, 1536), (49152, 576)):
-        lookup.gemv_config(m, k)
+        lookup.config("gemv", M=m, K=k)
     for rows in (9, 3):
-        lookup.rope_config(rows, 64)
-    lookup.eltwise_add_config(576)
-    lookup.silu_mul_config(1536)
+        lookup.config("rope", rows=rows, head_dim=64)
+    lookup.config("eltwise_add", n=576)
+    lookup.config("silu_mul", n=1536)
 
 
 def test_a_configuration_is_the_callers_own_copy() -> None:
-    first = lookup.gemv_config(8192, 2048)
+    first = lookup.config("gemv", M=8192, K=2048)
     first.tile["tile_m"] = 999
-    assert lookup.gemv_config(8192, 2048).tile == {"tile_m": 8, "m_input": 8}
+    assert lookup.config("gemv", M=8192, K=2048).tile == {"tile_m": 8, "m_input": 8}
     with pytest.raises(AttributeError):
         first.method = "other"  # type: ignore[misc]
 
@@ -187,14 +207,14 @@ def test_a_broken_file_is_an_error_not_a_missing_shape(tmp_path: Path) -> None:
     (tmp_path / "details").mkdir()
     (tmp_path / "details" / "gemv.json").write_text('{"rows": [{"dims": {"M": 1}}]}')
     with pytest.raises(ValueError, match="not a kernel registry file"):
-        lookup.gemv_config(1, 64, registry=tmp_path)
+        lookup.config("gemv", M=1, K=64, registry=tmp_path)
 
 
 def test_lookup_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from kernel_registry import registry_lookup as r\n"
-        "r.gemm_config(2048, 2048, 2048)\n"
+        "r.config('gemm', M=2048, K=2048, N=2048)\n"
         "heavy = {'torch', 'pydantic', 'npu_twin', 'numpy', 'llms', 'ml_dtypes'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)\n"
     )

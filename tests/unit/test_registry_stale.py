@@ -12,9 +12,9 @@ import pytest
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import stale, store
 from kernel_registry.cli import main
+from kernel_registry.measure import TwinMeasurer
 from kernel_registry.schema import row_id
 from kernel_registry.sweep import ranked
-from llms.llama_kernel_builder.bench import TwinMeasurer
 from npu_twin import timing
 from npu_twin.constraints import Config
 from npu_twin.timing import kernels
@@ -71,7 +71,7 @@ def test_the_figure_is_that_of_the_kernel_alone() -> None:
 
 def test_a_small_kernel_gets_the_herd_that_is_best_inside_a_program() -> None:
     """Alone, eight columns are a little faster; every launch of a program loads its tiles."""
-    config = lookup.gemm_config(128, 192, 64)
+    config = lookup.config("gemm", M=128, K=192, N=64)
     assert config.provenance == "twin"
     chosen = Config("gemm", config.method, config.dims, config.tile, config.herd, {})
     wide = Config("gemm", "drain", config.dims, {**config.tile, "tile_n": 16}, (4, 4), {})

@@ -12,11 +12,11 @@ import pytest
 import torch
 from ml_dtypes import bfloat16
 
+from kernel_registry.measure import TwinMeasurer
 from kernel_registry.registry_lookup import ENV
 from kernel_registry.shapes import Request, from_config
 from kernel_registry.sweep import sweep
 from llms.llama_kernel_builder import blocks, driver
-from llms.llama_kernel_builder.bench import TwinMeasurer
 from llms.llama_kernel_builder.block import Block
 from llms.llama_kernel_builder.block_runner import BlockRunner
 from llms.llama_kernel_builder.cache import KernelCache

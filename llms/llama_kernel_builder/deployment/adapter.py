@@ -10,6 +10,7 @@ from typing import Any
 
 from kernel_registry.registry_lookup import ENV
 from llms.checkpoints import Checkpoint, PackagedGGUF, resolve
+from llms.llama_kernel_builder.bench import ModelBench
 from llms.llama_kernel_builder.deployment.runner import ProductionRunner
 from llms.llama_kernel_builder.deployment.session import InferenceModule, Session
 from llms.llama_kernel_builder.exceptions import ConfigError
@@ -93,6 +94,11 @@ class ModelAdapter:
             _same_shapes(config, checkpoint)
         session = Session(self.inference, checkpoint, tokenizer, max_seq, config=config, npu_attn=npu_attn)
         return ProductionRunner(model_name, session, lite_mode=lite_mode)
+
+    def kernel_bench(self, folder: Path | None = None) -> ModelBench:
+        """Single kernels of the configuration in an HF folder, or of the published one; needs no weights."""
+        config = self.config if folder is None else ModelConfig.from_hf_folder(folder)
+        return ModelBench(self.inference.MODEL, self.inference.SEQUENCE, config)
 
 
 _SHAPES = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")

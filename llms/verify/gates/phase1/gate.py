@@ -1,17 +1,11 @@
 """Phase 1: every kernel at every shape a model needs, alone on the device, against its plain fp32 reference.
 
-A test module of a model is::
+The adapter's ability `kernel_bench` says which kernels the model launches, and runs one. It only computes:
+inputs, reference, tolerance and laws are those of `llms.verify`. An adapter without it gets "not offered".
 
-    from llms import phase1
-
-    pytestmark = pytest.mark.phase1
-    pytest_generate_tests = phase1.generate_tests
-
-    def test_kernel(kernel, npu_device, npu_lock, npu_record): ...
-
-The shapes come from the model's blocks (see :func:`cases`); nothing heavy is imported to collect them.
-Prefill lengths 128 and 256 are covered; with `slow` in the marker expression (`-m "phase1 and slow"`) all
-lengths are.
+A test module of a model imports `test_kernel` and `pytest_generate_tests` from `llms.verify.suite`. Nothing
+heavy is imported to collect it. Kernels of prompts up to 256 tokens and of decode are covered; with `slow` in
+the marker expression (`-m "phase1 and slow"`) those of all compiled lengths are.
 
 Payload `phase1`, one per kernel: kernel, op, shape, method, tile, herd, cores, utilisation, row, provenance,
 used_by, mean_rel_L1, baseline (value, limit, source), rtol, atol, elements (over, allowed, expected, total,
@@ -20,84 +14,51 @@ worst), status (`pass`, `in tier, n elements over`, `FAIL`), problems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kernel_registry import registry_lookup
-from llms.llama_kernel_builder import kernels
-from llms.llama_kernel_builder.block import Block
-from llms.llama_kernel_builder.cache import KernelCache
-from llms.llama_kernel_builder.deployment.session import artefact_folder
-from llms.llama_kernel_builder.driver import current
-from llms.llama_kernel_builder.kernels import Requirement, recording
-from llms.llama_kernel_builder.llama_loop import BUCKETS, KernelSequence, buckets_of
-from llms.llama_kernel_builder.model_config import ModelConfig
-from llms.llama_kernel_builder.program import Program, leaf_program
-from llms.llama_kernel_builder.specs import KernelSpec
-from llms.llama_kernel_builder.toolchains.seam import toolchain_for
-from llms.verify.gates.phase1 import kernel_laws
-from llms.verify.gates.phase6.gate import GateOutcome
-from llms.verify.reference.kernels import compare, make_inputs, offenders, reference_output, tolerance
+import numpy as np
 
-QUICK_BUCKETS = BUCKETS[:2]
+from llms.verify.contract.abilities import KernelBench, NotOffered, needed
+from llms.verify.contract.deployment import DeploymentError, load_adapter
+from llms.verify.contract.kernel_case import KernelCase
+from llms.verify.contract.outcome import Outcome
+from llms.verify.gates.phase1 import kernel_laws
+from llms.verify.reference.kernels import (
+    compare,
+    make_inputs,
+    offenders,
+    published,
+    reference_output,
+    tolerance,
+)
+
+KIND = "phase1"
+ABILITY = "kernel_bench"
+QUICK_PROMPT = 256
+"""Tokens of the longest prompt whose kernels are checked without `slow`."""
 CORES = 32
 """Compute cores of an NPU2: 8 columns of 4 (AMD XDNA 2)."""
 
 
 @dataclass(frozen=True)
-class KernelCase:
-    """One kernel at one shape. `model` is the folder's name, `eps` that of a norm, 0 for others."""
+class Kernel:
+    """Parameter of a test: one kernel, and the bench of the deployment that runs it."""
 
-    model: str
-    need: Requirement
-    eps: float = 0.0
+    case: KernelCase
+    bench: KernelBench = field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        text = f"{self.need.op}-{'x'.join(map(str, self.need.shape))}"
-        return text if self.eps in (0.0, 1e-5) else f"{text}-eps{self.eps:.4g}"
+        return str(self.case)
 
     @property
-    def dims(self) -> dict[str, int]:
-        """Dimensions by name."""
-        return dict(zip(registry_lookup.DIMS[self.need.op], self.need.shape, strict=True))
-
-    def spec(self) -> KernelSpec:
-        """The kernel as the registry configures it. Raises UnmeasuredShape, naming the command to add it."""
-        op, shape = self.need.op, self.need.shape
-        if op == "gemm":
-            M, K, N = shape
-            dtype, precision = self.need.output_dtype, self.need.precision
-            return kernels.gemm(M, K, N, output_dtype=dtype, precision=precision)
-        if op == "rms_norm":
-            return kernels.rms_norm(shape[0], shape[1], self.eps)
-        if op == "flash_attention":
-            return kernels.flash_attention(shape[0], *shape[2:])
-        build: Any = getattr(kernels, op)
-        found: KernelSpec = build(*shape)
-        return found
-
-
-def cases(
-    model: str, sequence: KernelSequence, config: ModelConfig, buckets: Sequence[int] = QUICK_BUCKETS
-) -> tuple[KernelCase, ...]:
-    """Every kernel that these prefill lengths, decode and the LM head launch, each once."""
-    built: list[Block] = []
-    with recording() as needs:
-        for seq_len in (size for size in buckets if size in buckets_of(config)):
-            built += sequence.prefill_blocks(config, seq_len)
-        built += [*sequence.decode_blocks(config), sequence.lm_head(config)]
-    eps: dict[tuple[int, ...], dict[float, None]] = {}
-    for spec in (step.spec for block in built for step in block.steps if step.spec.op == "rms_norm"):
-        eps.setdefault((spec.dim("M"), spec.dim("N")), {})[float(dict(spec.attrs)["eps"])] = None
-    return tuple(
-        KernelCase(model, need, value)
-        for need in needs
-        for value in (eps[need.shape] if need.op == "rms_norm" else (0.0,))
-    )
+    def slow(self) -> bool:
+        """Whether only prompts longer than `QUICK_PROMPT` need it."""
+        return self.case.prompt_len > QUICK_PROMPT
 
 
 def generate_tests(metafunc: Any) -> None:
@@ -107,56 +68,62 @@ def generate_tests(metafunc: Any) -> None:
     if "kernel" not in metafunc.fixturenames:
         return
     option = metafunc.config.getoption
-    folder = Path(metafunc.module.__file__).resolve().parents[1]
-    quick, every = model_cases(
-        folder,
-        checkpoint=option("checkpoint", None),
-        choice=option("npu_model", None),
-        buckets=BUCKETS if "slow" in str(option("markexpr", "") or "") else QUICK_BUCKETS,
-    )
+    adapter = load_adapter(folder := Path(metafunc.module.__file__).resolve().parents[1])
+    try:
+        found = kernels(
+            folder, adapter, checkpoint=option("checkpoint", None), choice=option("npu_model", None)
+        )
+    except NotOffered as error:
+        reason = f"not offered: {error}"
+        metafunc.parametrize("kernel", [pytest.param(None, id="not offered", marks=pytest.mark.skip(reason))])
+        return
+    every = "slow" in str(option("markexpr", "") or "")
     parameters = [
-        pytest.param(case, id=str(case), marks=() if case in quick else pytest.mark.slow) for case in every
+        pytest.param(kernel, id=str(kernel), marks=pytest.mark.slow if kernel.slow else ())
+        for kernel in found
+        if every or not kernel.slow
     ]
     metafunc.parametrize("kernel", parameters)
 
 
-def model_cases(
-    folder: Path,
-    *,
-    checkpoint: Path | str | None = None,
-    choice: str | None = None,
-    buckets: Sequence[int] = QUICK_BUCKETS,
-) -> tuple[frozenset[KernelCase], tuple[KernelCase, ...]]:
-    """Cases of the quick lengths, and all cases of `buckets`, for what a model folder deploys."""
-    from llms.verify.contract.deployment import load_adapter
-
-    adapter = load_adapter(folder)
-    sequence = adapter.inference.SEQUENCE
-    quick: dict[KernelCase, None] = {}
-    every: dict[KernelCase, None] = {}
-    for config in deployed_configs(folder, adapter, checkpoint, choice):
-        quick.update(dict.fromkeys(cases(folder.name, sequence, config)))
-        every.update(dict.fromkeys(cases(folder.name, sequence, config, buckets)))
-    return frozenset(quick), tuple(every)
+pytest_generate_tests = generate_tests
 
 
-def deployed_configs(
+def kernels(
+    folder: Path, adapter: Any, *, checkpoint: Path | str | None = None, choice: str | None = None
+) -> tuple[Kernel, ...]:
+    """Every kernel of the configurations that a model folder deploys, each once.
+
+    Raises NotOffered for an adapter without `kernel_bench`, DeploymentError for a bench without a kernel.
+    """
+    make_bench = needed(adapter, ABILITY)
+    found: dict[KernelCase, Kernel] = {}
+    for config_folder in config_folders(folder, adapter, checkpoint, choice):
+        bench = make_bench(config_folder)
+        for case in bench.cases():
+            if case not in found or case.prompt_len < found[case].case.prompt_len:
+                found[case] = Kernel(case, bench)
+    if not found:
+        raise DeploymentError(f"{folder}: {ABILITY}() of the adapter has no case; a model launches kernels")
+    return tuple(found.values())
+
+
+def config_folders(
     folder: Path, adapter: Any, checkpoint: Path | str | None, choice: str | None
-) -> list[ModelConfig]:
-    """Configurations whose shapes count, found without network and without weights.
+) -> list[Path | None]:
+    """Folders whose `config.json` counts, found without network and without weights; None: the published one.
 
     A named checkpoint counts alone. Otherwise the configuration of the chosen variant (its config.json in the
     local HF cache, else the published one that the folder states), and for the default variant that of the
     tiny checkpoint, which the suite falls back to.
     """
     if checkpoint is not None and (Path(checkpoint) / "config.json").is_file():
-        return [ModelConfig.from_hf_folder(Path(checkpoint))]
-    wanted = choice or adapter.DEFAULT_MODEL
-    cached = _cached_folder(str(adapter.resolve_model(wanted)))
-    found = [adapter.CONFIG if cached is None else ModelConfig.from_hf_folder(cached)]
+        return [Path(checkpoint)]
+    default = getattr(adapter, "DEFAULT_MODEL", None) or next(iter(adapter.MODEL_CHOICES))
+    found = [_cached_folder(str(adapter.resolve_model(choice or default)))]
     tiny = folder / "tiny"
-    if choice in (None, adapter.DEFAULT_MODEL) and (tiny / "config.json").is_file():
-        found.append(ModelConfig.from_hf_folder(tiny))
+    if choice in (None, default) and (tiny / "config.json").is_file():
+        found.append(tiny)
     return found
 
 
@@ -175,72 +142,55 @@ def _cached_folder(hf_id: str) -> Path | None:
     return Path(path).parent if isinstance(path, str) else None
 
 
-def check(
-    case: KernelCase, *, device: AbstractContextManager[Any] | None = None, artefacts: Path | None = None
-) -> GateOutcome:
+def check(kernel: Kernel, *, device: AbstractContextManager[Any] | None = None) -> Outcome:
     """Run one kernel on the device and judge its whole output.
 
     Elements beyond the tolerance, no more than the arithmetic explains, pass with the status `in tier`:
     reports count them in the phase's row and list the kernels, the terminal has one line for all of them.
-    `device` is held while the kernel runs, not while inputs and reference are computed.
-    Raises CompileFailed, ArtefactMissing, KernelRunError from the toolkit.
+    `device` is held while the kernel runs, not while it is compiled or inputs and reference are computed.
+    Raises what the bench raises, such as CompileFailed, ArtefactMissing, KernelRunError of our toolkit.
     """
+    case = kernel.case
+    if case.unavailable:
+        return _unjudged(case, case.unavailable)
     try:
-        spec = case.spec()
-    except registry_lookup.UnmeasuredShape as error:
-        payload: dict[str, Any] = {
-            "kernel": str(case),
-            "op": case.need.op,
-            "shape": list(case.need.shape),
-            "status": "FAIL",
-        }
-        return GateOutcome(False, {**payload, "problems": [str(error)]}, f"{case}: {error}")
-    inputs = make_inputs(spec.op, case.dims, method=spec.method, tile=dict(spec.tile))
-    output = run(case, spec, inputs, device, artefacts)
-    payload = judge(case, spec, inputs, output)
-    problems = payload["problems"]
-    return GateOutcome(not problems, payload, f"{case}:\n  " + "\n  ".join(problems) if problems else "")
-
-
-def program_of(spec: KernelSpec) -> Program:
-    """The ELF that launches one kernel alone."""
-    return leaf_program(spec.symbol, spec)
-
-
-def run(
-    case: KernelCase,
-    spec: KernelSpec,
-    inputs: Mapping[str, Any],
-    device: AbstractContextManager[Any] | None,
-    artefacts: Path | None = None,
-) -> Any:
-    """The output of one launch in a program of its own, by the same cache and driver as a deployment's."""
-    driver = current()
-    folder = artefacts if artefacts is not None else artefact_folder(case.model) / "kernels"
-    cache = KernelCache(folder, driver=driver, toolchain=toolchain_for(driver.name, case.model))
-    program = program_of(spec)
-    cache.compile_and_cache(program)
-    arrays = [inputs.get(buffer.name) for buffer in program.buffers]
+        inputs = make_inputs(case.op, case.dims, method=case.method, tile=dict(case.tile))
+    except (ValueError, KeyError) as error:
+        return _unjudged(case, f"no test inputs for {case.op} of {case.dims}: {error}")
+    kernel.bench.prepare(case)
+    # The reference is computed of what was made here, whatever a bench does to its arrays.
+    copies = {name: values.copy() for name, values in inputs.items()}
     with device if device is not None else nullcontext():
-        try:
-            return cache.load_and_run(program.name, *arrays)[program.index["out"]]
-        finally:
-            cache.close()
+        outputs = kernel.bench.run(case, copies)
+    if "out" not in outputs:
+        return _unjudged(case, "the bench returned no output 'out'")
+    return judge(case, inputs, np.asarray(outputs["out"]))
 
 
-def judge(case: KernelCase, spec: KernelSpec, inputs: Mapping[str, Any], output: Any) -> dict[str, Any]:
-    """Payload of one kernel; `problems` is empty when it passed."""
-    attrs, tile, dims = dict(spec.attrs), dict(spec.tile), case.dims
-    dtype = spec.signature()["out"].dtype
-    reference = reference_output(spec.op, inputs, dims=dims, method=spec.method, attrs=attrs, out_dtype=dtype)
-    gate = tolerance(spec.op, spec.method)
+def _unjudged(case: KernelCase, problem: str) -> Outcome:
+    payload = {"kernel": str(case), "op": case.op, "shape": list(case.shape), "status": "FAIL"}
+    return Outcome(KIND, False, {**payload, "problems": [problem]}, f"{case}: {problem}")
+
+
+def judge(case: KernelCase, inputs: Mapping[str, Any], output: Any) -> Outcome:
+    """Hold the whole output of one kernel against its reference; the payload says what was found."""
+    attrs, tile, dims = dict(case.attrs), dict(case.tile), case.dims
+    causal = bool(attrs.get("causal", False))
+    reference = reference_output(
+        case.op, inputs, dims=dims, method=case.method, attrs=attrs, out_dtype=case.dtype_out
+    )
+    if output.shape != reference.shape:
+        return _unjudged(case, f"the output has shape {output.shape}, the kernel writes {reference.shape}")
+    gate = tolerance(case.op, case.method)
     metrics = compare(output, reference)
     over = offenders(output, reference, rtol=gate.rtol, atol=gate.atol)
-    rows = registry_lookup.rows(spec.op, dims)
-    base = kernel_laws.baseline(spec.op, spec.method, dims, tile, case.need.causal, over.total, rows)
-    expected = kernel_laws.expected_over(spec.op, spec.method, dims, tile, gate.rtol, gate.atol)
-    allowed = kernel_laws.most_over(expected, _published_over(rows, spec))
-    used = configuring_row(spec, rows)
+    try:
+        base = kernel_laws.baseline(case.op, case.method, dims, tile, causal, over.total)
+        expected = kernel_laws.expected_over(case.op, case.method, dims, tile, gate.rtol, gate.atol)
+    except ValueError as error:
+        return _unjudged(case, str(error))
+    known = published(case.op, case.method, dims, causal)
+    allowed = kernel_laws.most_over(expected, known.elements_over if known else 0)
     problems = []
     if not metrics.mean_rel_L1 <= base.limit:
         problems.append(
@@ -251,22 +201,22 @@ def judge(case: KernelCase, spec: KernelSpec, inputs: Mapping[str, Any], output:
             f"{over.count} of {over.total} elements beyond rtol {gate.rtol:g}, atol {gate.atol:g}, at most "
             f"{allowed} explained; worst by {over.worst:.3e}, first at {list(over.indices[:3])}"
         )
-    problems += row_problems(case, used)
+    problems += row_problems(case)
     status = "FAIL" if problems else "pass"
     if over.count and not problems:
         status = f"in tier, {over.count} element{'s' if over.count > 1 else ''} over"
-    return {
+    payload = {
         "kernel": str(case),
-        "op": spec.op,
-        "shape": list(case.need.shape),
-        "method": spec.method,
+        "op": case.op,
+        "shape": list(case.shape),
+        "method": case.method,
         "tile": tile,
-        "herd": list(spec.herd),
-        "cores": prod(spec.herd),
-        "utilisation": prod(spec.herd) / CORES,
-        "row": used["id"] if used else None,
-        "provenance": used["provenance"] if used else None,
-        "used_by": list(used.get("used_by", ())) if used else [],
+        "herd": list(case.herd),
+        "cores": prod(case.herd),
+        "utilisation": prod(case.herd) / CORES,
+        "row": case.row.id if case.row else None,
+        "provenance": case.row.provenance if case.row else None,
+        "used_by": list(case.row.used_by) if case.row else [],
         "mean_rel_L1": metrics.mean_rel_L1,
         "baseline": {"value": base.value, "limit": base.limit, "source": base.source},
         "rtol": gate.rtol,
@@ -281,42 +231,16 @@ def judge(case: KernelCase, spec: KernelSpec, inputs: Mapping[str, Any], output:
         "status": status,
         "problems": problems,
     }
+    return Outcome(KIND, not problems, payload, f"{case}:\n  " + "\n  ".join(problems) if problems else "")
 
 
-def _published_over(rows: Sequence[Mapping[str, Any]], spec: KernelSpec) -> int:
-    counts = [
-        int(row["figures"]["elements_over"] or 0)
-        for row in rows
-        if row["provenance"] == "published-silicon"
-        and row["method"] == spec.method
-        and (row.get("figures") or {}).get("elements_over") is not None
-    ]
-    return max(counts, default=0)
-
-
-def configuring_row(spec: KernelSpec, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The registry row that configured this kernel: the lookup's choice where several say the same."""
-    same = [
-        row
-        for row in rows
-        if row["method"] == spec.method
-        and tuple(row.get("herd") or ()) == spec.herd
-        and (row.get("tile") or {}) == dict(spec.tile)
-        and registry_lookup.usable(row)
-    ]
-    return min(same, key=registry_lookup.rank, default=None)
-
-
-def row_problems(case: KernelCase, row: Mapping[str, Any] | None) -> list[str]:
+def row_problems(case: KernelCase) -> list[str]:
     """What the registry does not say of a kernel that a model launches."""
-    if row is None:
-        return ["no row of the kernel registry has this configuration"]
-    tags = [str(tag) for tag in row.get("used_by", ())]
-    if any(tag == case.model or tag.startswith(f"{case.model}:") for tag in tags):
+    if case.row is None:
+        return ["no row of a kernel registry has this configuration"]
+    if any(tag == case.model or tag.startswith(f"{case.model}:") for tag in case.row.used_by):
         return []
-    shape = "x".join(map(str, case.need.shape))
-    causal = " --causal" if case.need.causal else ""
     return [
-        f"registry row {row['id']} does not say that {case.model} uses it; add it with: python -m "
-        f"kernel_registry sweep {case.need.op} {shape}{causal} --if-missing --used-by {case.model}"
+        f"registry row {case.row.id} does not say that {case.model} uses it"
+        + (f"; add it with: {case.command}" if case.command else "")
     ]

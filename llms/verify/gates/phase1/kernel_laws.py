@@ -8,11 +8,12 @@ a figure of the twin: a twin must not be its own yardstick.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from llms.verify.reference.kernels import PUBLISHED_SOURCE, published
 
 # bfp16 products with f32 accumulation: 9.0e-3 to 9.6e-3 over all published f32 and drain rows, independent of
 # M, K, N and of the tile. One floor cast on top (fused-cast): 9.7e-3 to 1.0e-2.
@@ -59,58 +60,41 @@ class Baseline:
 
 
 def baseline(
-    op: str,
-    method: str,
-    dims: Mapping[str, int],
-    tile: Mapping[str, int],
-    causal: bool,
-    elements: int,
-    rows: Sequence[Mapping[str, Any]],
+    op: str, method: str, dims: Mapping[str, int], tile: Mapping[str, int], causal: bool, elements: int
 ) -> Baseline:
-    """Baseline of a kernel. `rows`: registry rows of this shape, of which only published ones are looked at.
+    """Baseline of a kernel: the published figure of this shape where there is one, else its law.
 
     Raises ValueError for an operation without a law.
     """
-    published = _published(rows, method, causal)
-    value, limit, law = _law(op, method, dims, tile, causal, elements)
-    if published is None:
-        return Baseline(value, limit, law)
+    by_law = law(op, method, dims, tile, causal, elements)
+    known = published(op, method, dims, causal)
+    if known is None:
+        return by_law
     # A figure is printed to a digit; the law still bounds what a row copied from elsewhere would allow.
-    room = max(limit - value, SPREAD * published)
-    return Baseline(published, max(published + room, limit), "published-silicon, Xilinx/mlir-air e972f2942")
+    value = known.mean_rel_L1
+    room = max(by_law.limit - by_law.value, SPREAD * value)
+    return Baseline(value, max(value + room, by_law.limit), PUBLISHED_SOURCE)
 
 
-def _published(rows: Sequence[Mapping[str, Any]], method: str, causal: bool) -> float | None:
-    found = [
-        float(row["figures"]["mean_rel_L1"])
-        for row in rows
-        if row["provenance"] == "published-silicon"
-        and row["method"] == method
-        and row["status"] in ("pass", "in_tier")
-        and bool((row.get("attrs") or {}).get("causal", False)) == causal
-        and (row.get("figures") or {}).get("mean_rel_L1") is not None
-    ]
-    return max(found) if found else None
-
-
-def _law(
+def law(
     op: str, method: str, dims: Mapping[str, int], tile: Mapping[str, int], causal: bool, elements: int
-) -> tuple[float, float, str]:
+) -> Baseline:
+    """Baseline by the laws alone. Raises ValueError for an operation without a law."""
     sampling = 1.0 + SIGMAS / math.sqrt(elements)
     if op == "gemm":
         value = gemm_error(method, dims, tile)
-        return value, value * (1 + GEMM_SPREAD) * sampling, f"law: block format, {method}"
+        return Baseline(value, value * (1 + GEMM_SPREAD) * sampling, f"law: block format, {method}")
     if op == "gemv":
-        return 0.0, max(GEMV_LARGEST, 2 * 2.0**-8 / elements), "law: f32 sum, one cast"
+        return Baseline(0.0, max(GEMV_LARGEST, 2 * 2.0**-8 / elements), "law: f32 sum, one cast")
     if op == "rms_norm":
         value = HEAD_NORM if dims["N"] <= SMALL_NORM else NORM
         row = SIGMAS / 2 * ROW_FACTOR / math.sqrt(12 * dims["M"])
-        return value, value * (1 + SPREAD) * sampling + row, "law: three floor roundings"
+        return Baseline(value, value * (1 + SPREAD) * sampling + row, "law: three floor roundings")
     if op == "flash_attention":
         value = FLASH
         if causal:
             value = FLASH_CAUSAL + FLASH_DOUBLING * math.log2(dims["lk"] / FLASH_CAUSAL_AT)
-        return value, value * (1 + FLASH_SPREAD) * sampling, "law: exp2 table, bf16 running sums"
+        return Baseline(value, value * (1 + FLASH_SPREAD) * sampling, "law: exp2 table, bf16 running sums")
     laws = {
         "eltwise_add": (ADD, "law: one floor rounding"),
         "bias_add": (ADD, "law: one floor rounding"),
@@ -122,14 +106,19 @@ def _law(
             f"no law for the error of kernel {op!r}; known: gemm, gemv, rms_norm, {', '.join(laws)}"
         )
     value, source = laws[op]
-    return value, value * (1 + SPREAD) * sampling, source
+    return Baseline(value, value * (1 + SPREAD) * sampling, source)
 
 
 def gemm_error(method: str, dims: Mapping[str, int], tile: Mapping[str, int]) -> float:
-    """mean_rel_L1 of a GEMM method; `direct` grows with the number of roundings along K."""
+    """mean_rel_L1 of a GEMM method; `direct` grows with the number of roundings along K.
+
+    Raises ValueError for an unknown method.
+    """
     if method == "direct":
         steps = dims["K"] / tile.get("tile_k_l1", 32)
         return math.sqrt(GEMM["external"] ** 2 + steps / 2 * DIRECT_STEP**2)
+    if method not in GEMM:
+        raise ValueError(f"no law for a GEMM of method {method!r}; known: direct, {', '.join(GEMM)}")
     return GEMM[method]
 
 

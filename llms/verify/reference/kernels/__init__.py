@@ -7,16 +7,20 @@ Nothing here knows the twin or the device; a reference computes what a kernel mu
 
 from llms.verify.reference.kernels.inputs import make_inputs
 from llms.verify.reference.kernels.metrics import Metrics, Offenders, compare, offenders
+from llms.verify.reference.kernels.published import PUBLISHED_SOURCE, Published, published
 from llms.verify.reference.kernels.references import reference_output
 from llms.verify.reference.kernels.tolerances import Tolerance, tolerance
 
 __all__ = [
+    "PUBLISHED_SOURCE",
     "Metrics",
     "Offenders",
+    "Published",
     "Tolerance",
     "compare",
     "make_inputs",
     "offenders",
+    "published",
     "reference_output",
     "tolerance",
 ]

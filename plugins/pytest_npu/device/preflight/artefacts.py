@@ -118,14 +118,16 @@ def _unfused(sequence: Any, config: Any, seq_len: int) -> Iterator[Program]:
 
 
 def _leaves(model: str, sequence: Any, config: Any, kernels: Collection[Any] | None) -> Iterator[Program]:
-    from kernel_registry.registry_lookup import UnmeasuredShape
-    from llms.verify.gates.phase1 import gate as phase1
+    from llms.llama_kernel_builder.bench import ModelBench, program_of
+    from llms.verify.gates.phase1.gate import QUICK_PROMPT
 
-    for case in phase1.cases(model, sequence, config) if kernels is None else kernels:
-        try:
-            yield phase1.program_of(case.spec())
-        except UnmeasuredShape:
-            continue  # the gate fails with the command that measures it
+    if kernels is None:
+        every = ModelBench(model, sequence, config).cases()
+        cases = [case for case in every if case.prompt_len <= QUICK_PROMPT]
+    else:
+        cases = [kernel.case for kernel in kernels if kernel is not None]
+    # Of a case without a registry row the gate names the command that measures it.
+    yield from (program_of(case) for case in cases if not case.unavailable)
 
 
 def check(model: str, adapter: Any, selection: Selection | None = None) -> Finding | None:

@@ -1,0 +1,63 @@
+"""Optional abilities of an adapter or its runner: what phases need beyond ``prefill`` and ``decode_step``.
+
+A gate asks with :func:`needed`, or with :func:`offered` where it can do without. What lacks the ability gets
+"not offered", never a pass. An ability only computes: references, inputs and limits stay with the gates.
+
+* ``kernel_bench(folder) -> KernelBench`` of the adapter: phase 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from llms.verify.contract.kernel_case import KernelCase
+from llms.verify.contract.records import Array
+
+
+class NotOffered(Exception):
+    """The adapter or the runner lacks the ability that a gate needs; the text names it."""
+
+
+def offered(provider: object, name: str) -> Callable[..., Any] | None:
+    """The function of this name of a runner or an adapter module, or None when it has none.
+
+    Where the ``build_runner`` of an adapter is the method of an object, what that object offers counts, too,
+    so that a model folder need not name every ability.
+    """
+    owner = getattr(getattr(provider, "build_runner", None), "__self__", None)
+    found = getattr(provider, name, None) or getattr(owner, name, None)
+    return found if callable(found) else None
+
+
+def needed(provider: object, name: str) -> Callable[..., Any]:
+    """The function of this name. Raises NotOffered."""
+    method = offered(provider, name)
+    if method is None:
+        kind = "adapter" if hasattr(provider, "build_runner") else "runner"
+        raise NotOffered(f"the {kind} has no {name}() (a {type(provider).__name__})")
+    return method
+
+
+class KernelBench(Protocol):
+    """Runs single kernels of a deployment (phase 1).
+
+    An adapter offers it as ``kernel_bench(folder) -> KernelBench``, ``folder`` being the Hugging Face folder
+    whose ``config.json`` counts, or None for the published configuration. It is asked while tests are
+    collected: weights, network and device are out of reach, and heavy imports are unwelcome.
+    """
+
+    def cases(self) -> Sequence[KernelCase]:
+        """Every kernel that prefill at any compiled length, decode and the LM head launch, each once."""
+        ...
+
+    def prepare(self, case: KernelCase) -> None:
+        """Compile what a case needs; the device is not touched."""
+        ...
+
+    def run(self, case: KernelCase, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Launch a case once on the device; ``out`` of the result is its whole output.
+
+        ``inputs`` by operand name, bf16, as :func:`llms.verify.reference.kernels.make_inputs` makes them.
+        """
+        ...

@@ -130,8 +130,8 @@ def run(
         Optional[bool],  # noqa: UP045
         typer.Option(
             "--update-docs/--no-update-docs",
-            help="Write documents into the model's folder (default: only where `new` made it); "
-            "otherwise they go to reports/<model>/docs.",
+            help="Keep TODO.md of the model's folder up to date (default: only where `new` made the folder); "
+            "results go to reports/<model>/ in any case.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -7,13 +7,15 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from llms.verify.contract.models import ADAPTER, ROOT, ModelFolder, model_folders, read_folder
+from llms.verify.contract.models import (
+    ADAPTER,
+    ROOT,
+    ModelFolder,
+    in_checkout,
+    model_folders,
+    read_folder,
+)
 from npu_deploy.errors import USAGE, DeployError
-
-
-def in_checkout() -> bool:
-    """Whether this package is a writable source tree, so that new models belong into it."""
-    return (ROOT.parent / "pyproject.toml").is_file() and os.access(ROOT, os.W_OK)
 
 
 def default_parent() -> Path:
@@ -64,10 +66,3 @@ def find(model: str) -> ModelFolder:
     raise DeployError(
         f"no model '{model}'; known: {known}; or give the path of a folder with {ADAPTER}", USAGE
     )
-
-
-def report_root(model: ModelFolder) -> Path:
-    """Where reports and the ledger of a model are: `reports/` of the source tree, or beside the folder."""
-    if model.folder.parent == ROOT and not in_checkout():
-        return Path.cwd() / "reports"
-    return (ROOT.parent if model.folder.parent == ROOT else model.folder.parent) / "reports"

@@ -39,6 +39,9 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModelFolder]
     for path in LLMS.glob("*.py"):
         shutil.copy2(path, shared / path.name)
     monkeypatch.setattr(ledger, "ROOT", shared)
+    # the plugin of the runs, in processes of their own, takes its hashes from the same copy
+    conftest = "from pathlib import Path\nfrom pytest_npu.ledger import store\n"
+    (tmp_path / "models" / "conftest.py").write_text(f"{conftest}store.ROOT = Path({str(shared)!r})\n")
     monkeypatch.setattr(folders, "all_models", lambda: made)
     return made
 

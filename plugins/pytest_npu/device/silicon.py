@@ -52,9 +52,3 @@ class SiliconHooks:
             call = getattr(item, "callspec", None)
             kernels += [call.params["kernel"]] if call is not None and "kernel" in call.params else []
         return found
-
-
-def register(state: NpuState) -> None:
-    """Check the collected models when the run is for silicon."""
-    if state.options.npu:
-        state.config.pluginmanager.register(SiliconHooks(state), "npu-silicon")

@@ -62,7 +62,7 @@ def find(model: str) -> ModelFolder:
     for folder in candidates:
         if (folder / ADAPTER).is_file():
             return read_folder(folder.resolve())
-    known = ", ".join(found.name for found in all_models()) or "none"
+    known = ", ".join(model_folder.name for model_folder in all_models()) or "none"
     raise DeployError(
         f"no model '{model}'; known: {known}; or give the path of a folder with {ADAPTER}", USAGE
     )

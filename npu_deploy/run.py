@@ -106,15 +106,15 @@ def run_model(name: str | None, request: RunRequest) -> Outcome:
     wanted = list(range(request.first, last + 1))
     runnable = [n for n in wanted if all(m in present for m in wanted if m <= n)]
     begin = time.time()
-    ended = _pytest(model, request, runnable)
-    report, folder = ended.report, ended.folder
+    finished = _pytest(model, request, runnable)
+    report, folder = finished.report, finished.folder
     results = _stop_at_first([_phase_result(number, report) for number in wanted])
     device = report.device_label if report is not None else "no device used"
     label = deployment.checkpoint.label
     facts = _facts(model, deployment, results, identity, device, report, folder)
-    facts = replace(facts, warnings=[*facts.warnings, *_unkept(model, ended, results)])
+    facts = replace(facts, warnings=[*facts.warnings, *_unkept(model, finished, results)])
     written = documents.write_all(facts, documents.home(model, request.update_docs))
-    exit_code = _exit_code(results, ended.exit_code)
+    exit_code = _exit_code(results, finished.exit_code)
     result = {
         "model": model.name,
         "verdict": "PASS" if exit_code == OK else next(r.verdict for r in results if r.verdict != "PASS"),
@@ -264,9 +264,9 @@ def _facts(
     )
 
 
-def _unkept(model: ModelFolder, ended: PytestRun, results: list[PhaseResult]) -> list[str]:
+def _unkept(model: ModelFolder, finished: PytestRun, results: list[PhaseResult]) -> list[str]:
     """A warning when verdicts of the run are not in the ledger; the plugin says more on stderr."""
-    run_id = ended.folder.name if ended.folder is not None else ""
+    run_id = finished.folder.name if finished.folder is not None else ""
     kept = {entry.phase for entry in ledger.read(ledger.path_of(model)) if entry.run == run_id}
     unkept = ", ".join(r.label for r in results if r.verdict in ("PASS", "FAIL") and r.phase not in kept)
     if not unkept:

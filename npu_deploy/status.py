@@ -16,7 +16,7 @@ from npu_deploy.predict import Answer
 def status_of(model: str | None) -> Answer:
     """Status of one model or of all. Raises DeployError for an unknown model."""
     models = [folders.find(model)] if model is not None else folders.all_models()
-    rows = [model_status(found) for found in models]
+    rows = [model_status(one) for one in models]
     lines: list[str] = []
     for row in rows:
         lines += [*_lines(row), ""]

@@ -14,6 +14,7 @@ import pytest
 from pytest_npu.device.preflight import artefacts
 
 from llms.llama_kernel_builder.bench import spec_of
+from llms.llama_kernel_builder.deployment import artefact_list
 from llms.verify.contract.abilities import offered
 from llms.verify.contract.models import ROOT
 
@@ -135,9 +136,7 @@ def test_a_toolchain_that_builds_needs_nothing_before(monkeypatch: pytest.Monkey
     finding = artefacts.check(MODEL, adapter)
     assert finding is not None
     assert (finding.status, "NPU_TOOLCHAIN" in finding.remedy) == ("bad", True)
-    monkeypatch.setattr(
-        "llms.llama_kernel_builder.deployment.artefact_list.toolchain_for", lambda *a: object()
-    )
+    monkeypatch.setattr(artefact_list, "toolchain_for", lambda *arguments: object())
     assert artefacts.check(MODEL, adapter) is None
     monkeypatch.undo()
     monkeypatch.setenv("NPU_TOOLCHAIN", "no:thing")

@@ -138,8 +138,8 @@ class XdistHooks:
 
         A host without a usable NPU is the usual reason; `pytest_testnodedown` of pytest-xdist.
         """
-        _, found, reason = str(error or "").rpartition("UsageError: ")
-        if found and self._ours:
+        _, refusal, reason = str(error or "").rpartition("UsageError: ")
+        if refusal and self._ours:
             raise pytest.UsageError(f"worker {node.gateway.id}: {reason.strip()}")
 
     @pytest.hookimpl(tryfirst=True)
@@ -207,9 +207,9 @@ class XdistHooks:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died while running `crashitem`."""
         info = self._state.tests.get(crashitem)
-        ended = why_ended(self._state.control, crashitem)
-        report.longrepr = ended or report.longrepr
-        if info is not None or ended:
+        cause = why_ended(self._state.control, crashitem)
+        report.longrepr = cause or report.longrepr
+        if info is not None or cause:
             # An error for the terminal and for JUnit, as in our reports and without xdist. What is not of
             # setup, call or teardown counts as a failure there.
             report.when = "setup"

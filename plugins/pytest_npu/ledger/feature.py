@@ -104,11 +104,11 @@ def _keep(config: pytest.Config, options: NpuOptions, model: str, run_folder: Pa
 def verdicts_of(report: RunReport, events: Iterable[Event]) -> dict[int, str]:
     """Phase -> PASS or FAIL, of the phases that may have a verdict."""
     whole = {phase for event in events for phase in event.get("whole", ())}
-    found: dict[int, str] = {}
+    verdicts: dict[int, str] = {}
     for summary in report.phases:
         if summary.phase is None or set(summary.counts) == {"blocked"}:
             continue
         over = report.finished and not report.interrupts
         if summary.verdict == "FAIL" or (summary.verdict == "PASS" and over and summary.phase in whole):
-            found[summary.phase] = summary.verdict
-    return found
+            verdicts[summary.phase] = summary.verdict
+    return verdicts

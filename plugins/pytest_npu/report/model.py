@@ -100,8 +100,8 @@ class Kernel:
     @property
     def elements(self) -> dict[str, Any]:
         """Counts of elements: over, allowed, expected, total, and the worst distance."""
-        found = self.payload.get("elements")
-        return found if isinstance(found, dict) else {}
+        counts = self.payload.get("elements")
+        return counts if isinstance(counts, dict) else {}
 
 
 @dataclass

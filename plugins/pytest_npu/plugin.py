@@ -76,6 +76,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     """Markers and fixtures; the rest only when we are asked already; `pytest_configure`."""
     register_markers(config)
+    pytest.register_assert_rewrite(SUITE)  # a name for later: nothing is imported
     config.stash[_FOLDERS] = ModelFolders()
     benchmark_fixture.register(config, _wake)
     if _is_wanted_now(config):
@@ -109,7 +110,6 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
     """Wake before the first test module of a model is imported; `pytest_collect_file`."""
     config = parent.config
     if file_path.suffix == ".py" and config.stash[_FOLDERS].of(file_path) is not None:
-        pytest.register_assert_rewrite(SUITE)
         with contextlib.suppress(pytest.UsageError):  # raised again when the collection is over: exit code 4
             _wake(config)
 

@@ -361,7 +361,7 @@ def test_no_model_and_no_gate_names_a_toolchain() -> None:
 
 
 #: The seam itself, and the process of adopted deployments, which puts the twin in the place of pyxrt.
-SEAM = {"driver.py", "toolchain.py", "adopted_worker.py"}
+SEAM = {"driver.py", "toolchain.py", "worker.py"}
 
 
 def asks_for_the_device(source: str) -> list[str]:

@@ -59,10 +59,11 @@ test-all: $(READY) ## everything, the slow tests too
 conformance: $(READY) ## twin and runtime against the real pyxrt in a Debian sid chroot (root, about 6 minutes once)
 	$(BIN)/python tests/silicon/tools/run_conformance.py
 
-lint: $(READY) ## ruff and mypy
+lint: $(READY) ## ruff, mypy, and imports that point one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 run: $(READY) ## generate N_TOKENS tokens from PROMPT
 	@$(DRIVER) --prompt "$$PROMPT" --n-tokens $(N_TOKENS)

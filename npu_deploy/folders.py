@@ -7,10 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from llms.verify.contract.models import ROOT, ModelFolder, model_folders, read_folder
+from llms.verify.contract.models import ADAPTER, ROOT, ModelFolder, model_folders, read_folder
 from npu_deploy.errors import USAGE, DeployError
-
-ADAPTER = "verify_adapter.py"
 
 
 def in_checkout() -> bool:

@@ -17,9 +17,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from adoption import random_llama
 
-from llms.verify.foreign import habits
 from llms.verify.foreign.remote import RemoteAdapter, RemoteDeployment, RemoteSettings
-from llms.verify.gates.phase6.gate import topk_gate
+from llms.verify.gates.phase6.gate import diagnosis_gate, topk_gate
 from llms.verify.ladder.climbing import Ladder
 
 EXAMPLE = Path(__file__).parents[1] / "silicon" / "adopted_example"
@@ -76,11 +75,13 @@ WEAKNESSES = {
         "topk_gate", "top-1|top1|own", decode="record.top1_token = int(np.argsort(row)[-2])"
     ),
     "layers that give nothing are skipped silently": Weakness(
-        "records", "layer 1 is missing", "record.layer_intermediates[1:2] = [{}] if not self.lite else []"
+        "diagnosis",
+        "layer 1 ffn_out is missing",
+        "record.layer_intermediates[1:2] = [{}] if not self.lite else []",
     ),
     "positions of padding are recorded": Weakness(
-        "records",
-        "layer 0 has shape .* real positions only",
+        "diagnosis",
+        "prefill layer 0 ffn_out: shapes differ",
         "for l in record.layer_intermediates: l['ffn_out'] = np.concatenate([l['ffn_out']] * 2)",
     ),
     "decode carries state from the prompt before": Weakness(
@@ -125,12 +126,11 @@ def test_a_weakness_is_caught_by(
 def judged(gate: str, deployment: RemoteDeployment) -> tuple[bool, str]:
     """Verdict and text of a gate, or of a rung of the ladder."""
     prompts, reference = deployment.prompts(1), deployment.hf_reference()
-    if gate in ("topk_gate", "records"):
-        outcome = (
-            topk_gate(deployment, reference, prompts, N_TOKENS)
-            if gate == "topk_gate"
-            else habits.records(deployment, prompts[0])
-        )
+    if gate == "topk_gate":
+        outcome = topk_gate(deployment, reference, prompts, N_TOKENS)
+        return outcome.ok, outcome.message
+    if gate == "diagnosis":
+        outcome = diagnosis_gate(deployment, reference, prompts[0])
         return outcome.ok, outcome.message
     rung = Ladder(deployment, reference, prompts, N_TOKENS).climb().rung(gate)
     return rung.ok, rung.message()

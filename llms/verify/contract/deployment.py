@@ -439,8 +439,12 @@ def _names_checkpoint(name: str) -> bool:
 
 
 def _import_by_path(path: Path) -> ModuleType:
+    """Import the adapter of a folder that was made outside of this package (`npu-deploy new --into`).
+
+    One of another project belongs into a process of its own, see :mod:`llms.verify.foreign.remote`.
+    """
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    name = f"npu_foreign_adapter_{digest}"
+    name = f"npu_adapter_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     for folder in (path.parent.parent, path.parent):

@@ -9,25 +9,19 @@ that is harmless as long as something else holds is a note.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llms.checkpoints import CheckpointError, load_tensors, resolve
 from llms.verify.contract.capture import capture
 from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.contract.deployment import MAX_SEQ, NO_DEVICE, Device
 from llms.verify.contract.outcome import Outcome
-from llms.verify.contract.records import Array, PrefillRecord
 from llms.verify.contract.topk import judge
 from llms.verify.foreign.process import RemoteError
 from llms.verify.foreign.remote import RemoteAdapter, RemoteDeployment, RemoteRunner
 from llms.verify.gates.phase6.diagnosis import cosines
 from llms.verify.reference.hf import HFReference
-
-#: Cosine of two logit rows that are the same row, computed by one device in different programs.
-SAME_ROW = 0.99
 
 
 def contract(adapter: RemoteAdapter) -> Outcome:
@@ -43,10 +37,10 @@ def contract(adapter: RemoteAdapter) -> Outcome:
 
 
 def records(deployment: RemoteDeployment, prompt: EncodedPrompt, *, device: Device = NO_DEVICE) -> Outcome:
-    """The record of a prefill is a copy of what happened, complete, and of the run that made the logits.
+    """The record of a prefill is a copy; what it holds is judged by the block gate and the diagnosis.
 
     Notes: a second pass for the inside view, a prompt past the compiled length that is taken.
-    Payload: ``shapes`` by name, ``spy``, ``too_long`` (the error, None when there is none), ``pyxrt``.
+    Payload: ``spy``, ``too_long`` (the error, None when there is none), ``pyxrt``.
     """
     ids = np.array(prompt.ids, np.int64)
     with deployment.on_device(device) as runner:
@@ -58,15 +52,11 @@ def records(deployment: RemoteDeployment, prompt: EncodedPrompt, *, device: Devi
         changed["prefill"] = runner.changed()
         too_long = _too_long(runner, prompt.ids)
         ended = runner.close()
-    config = deployment.config()
-    problems = [*view_problems(watched["shared_memory"], changed), *_shape_problems(config, record, len(ids))]
-    problems += head_problems(record, deployment.reference_checkpoint.path)
-    notes = _second_pass(watched["spy"], config.n_layers)
+    notes = _second_pass(watched["spy"], deployment.config().n_layers)
     if too_long is None:
         notes.append(f"a prompt of {MAX_SEQ + 1} tokens is taken without an error: it is cut silently")
-    shapes = {name: list(array.shape) for name, array in _named(record).items()}
-    payload = {"shapes": shapes, "spy": watched["spy"], "too_long": too_long, "pyxrt": ended and ended.pyxrt}
-    return _outcome("adopted_records", problems, payload, notes)
+    payload = {"spy": watched["spy"], "too_long": too_long, "pyxrt": ended and ended.pyxrt}
+    return _outcome("adopted_records", _view_problems(changed), payload, notes)
 
 
 def end_of_text(
@@ -116,78 +106,14 @@ def _too_long(runner: RemoteRunner, ids: Sequence[int]) -> str | None:
     return None
 
 
-def _named(record: PrefillRecord) -> dict[str, Array]:
-    arrays = {f"layer {i}": layer.get("ffn_out") for i, layer in enumerate(record.layer_intermediates)}
-    arrays["final_hidden_normed"] = record.final_hidden_normed
-    return {name: array for name, array in arrays.items() if array is not None and array.size}
-
-
-def view_problems(shared: Sequence[Sequence[str]], changed: Mapping[str, Sequence[str]]) -> list[str]:
-    """Records that are views: pairs of layers in one memory, and by cause what changed afterwards."""
-    problems = []
-    if shared:
-        pairs = ", ".join(f"{a} and {b}" for a, b in shared[:3]) + (", ..." if len(shared) > 3 else "")
-        problems.append(
-            f"layer_intermediates are views of one buffer ({pairs}): "
-            "every entry shows the layer that ran last. Copy what is recorded: np.array(x, copy=True)"
-        )
-    for cause, names in changed.items():
-        if names:
-            problems.append(
-                f"the prefill record changes when the runner goes on ({cause}): {', '.join(names[:4])}"
-                f"{', ...' if len(names) > 4 else ''} are views of device buffers, not copies"
-            )
-    return problems
-
-
-def _shape_problems(config: Any, record: PrefillRecord, count: int) -> list[str]:
-    """The contract leaves out the last layer before the final norm; everything else is there."""
-    given = len(record.layer_intermediates)
-    problems = []
-    if given != config.n_layers:
-        problems.append(
-            f"{given} entries in layer_intermediates, the configuration has {config.n_layers} layers"
-        )
-    arrays = _named(record)
-    for name in (*(f"layer {i}" for i in range(config.n_layers)), "final_hidden_normed"):
-        if name not in arrays and name != f"layer {config.n_layers - 1}":
-            problems.append(f"{name} is missing")
-        elif name in arrays and arrays[name].shape != (count, config.emb_dim):
-            problems.append(
-                f"{name} has shape {list(arrays[name].shape)}, the contract wants "
-                f"{[count, config.emb_dim]}: real positions only"
-            )
-    return problems
-
-
-def head_problems(record: PrefillRecord, checkpoint: Path) -> list[str]:
-    """The recorded hidden state must lead to the recorded logits through the checkpoint's own head."""
-    hidden, logits = record.final_hidden_normed, record.logits_at_pred
-    head = _lm_head(checkpoint)
-    if head is None or not hidden.size or hidden.ndim != 2 or hidden.shape[1] != head.shape[1]:
-        return []
-    implied = head @ hidden[-1]
-    size = min(implied.size, logits.size)
-    cosine = float(cosines(implied[:size], logits[:size]))
-    if cosine >= SAME_ROW:
-        return []
+def _view_problems(changed: Mapping[str, Sequence[str]]) -> list[str]:
     return [
-        f"final_hidden_normed of the last position does not lead to logits_at_pred (cosine {cosine:.4f}, "
-        f"limit {SAME_ROW}): the inside view is not that of the run that made the logits, or the row is "
-        "another one"
+        f"the prefill record changes when the runner goes on ({cause}): {', '.join(names[:4])}"
+        f"{', ...' if len(names) > 4 else ''} are views of device buffers, not copies. Copy what is "
+        "recorded: np.array(x, copy=True)"
+        for cause, names in changed.items()
+        if names
     ]
-
-
-def _lm_head(folder: Path) -> Array | None:
-    try:
-        tensors = load_tensors(resolve(str(folder), explicit=folder))
-    except CheckpointError:
-        return None
-    for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        if name in tensors:
-            head: Array = np.asarray(tensors[name]).astype(np.float32)
-            return head
-    return None
 
 
 def _second_pass(spy: Mapping[str, Any], n_layers: int) -> list[str]:

@@ -221,7 +221,7 @@ class RemoteRunner:
         return record
 
     def prefill_watched(self, prompt_tokens: NDArray[np.int64]) -> tuple[PrefillRecord, Mapping[str, Any]]:
-        """As ``prefill``, and what was seen on the way: ``spy``, ``shared_memory``, see `habits.py`."""
+        """As ``prefill``, and what was seen on the way: ``spy``, see `habits.py`."""
         watched = self._worker.call("prefill_watched", ids=_integers(prompt_tokens))
         return PrefillRecord(**watched["record"]), watched
 

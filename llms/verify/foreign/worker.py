@@ -312,17 +312,6 @@ def digests(arrays: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def sharing(arrays: dict[str, Any]) -> list[list[str]]:
-    """Pairs of layer records that are one piece of memory."""
-    layers = [name for name in arrays if name.startswith("layer ")]
-    return [
-        [a, b]
-        for i, a in enumerate(layers)
-        for b in layers[i + 1 :]
-        if isinstance(arrays[a], np.ndarray) and np.shares_memory(arrays[a], arrays[b])
-    ]
-
-
 class Service:
     """Answers requests; each public method is a command."""
 
@@ -370,7 +359,7 @@ class Service:
         answer = prefill_answer(record)
         self._watched = arrays_of(record)
         self._before = digests(self._watched)
-        return {"record": answer, "spy": spy.answer(), "shared_memory": sharing(self._watched)}
+        return {"record": answer, "spy": spy.answer()}
 
     def changed(self) -> list[str]:
         """Arrays of the watched record whose content is another one by now."""

@@ -22,10 +22,14 @@ from tools.same_bits.settings import SETTINGS, environment
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", help="settings, separated by commas (default: all)")
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
-    parser.add_argument("--write", action="store_true", help="take the first setting's digests as the new ones")
+    parser.add_argument(
+        "--write", action="store_true", help="take the first setting's digests as the new ones"
+    )
     parser.add_argument("--pytest", metavar="ARGS", help="run pytest under each setting")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -78,7 +82,10 @@ def measured(setting: str, models: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def _cell(found: dict[str, str], expected: dict[str, str]) -> str:
-    parts = [found[name][:8] + ("" if found[name] == expected[name] else " DIFFERS") for name in ("twin", "matched")]
+    parts = [
+        found[name][:8] + ("" if found[name] == expected[name] else " DIFFERS")
+        for name in ("twin", "matched")
+    ]
     return " / ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Products and attention whose order is stated: checked against float64, an emulation of the order, and faults."""
+"""Products and attention whose order is stated, against float64 and an emulation of that order."""
 
 from __future__ import annotations
 

@@ -37,6 +37,13 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def environment(setting: str, base: Mapping[str, str]) -> dict[str, str]:
-    """``base`` without any variable that a setting uses, and with those of ``setting``."""
+    """``base`` without any variable that a setting uses, and with those of ``setting``.
+
+    OpenMP threads sleep while they wait: four on two CPUs would spin in each other's way for minutes.
+    """
     ours = {name for values in SETTINGS.values() for name in values}
-    return {**{name: value for name, value in base.items() if name not in ours}, **SETTINGS[setting]}
+    return {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **{name: value for name, value in base.items() if name not in ours},
+        **SETTINGS[setting],
+    }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,7 @@ def products(x: Any, weight: Any, low: int = 0, high: int | None = None) -> Any:
     bounds = [N * i // count for i in range(count + 1)]
     with ThreadPoolExecutor(count) as pool:
         parts = [
-            pool.submit(run, rows, bits, low, high, out, first, last)
-            for first, last in zip(bounds[:-1], bounds[1:], strict=True)
+            pool.submit(run, rows, bits, low, high, out, first, last) for first, last in pairwise(bounds)
         ]
         for part in parts:
             part.result()

@@ -121,7 +121,7 @@ def test_weight_cache_keeps_one_entry_of_half_the_f32_size():
     for _ in range(3):
         prepare(launch, views)()
     (kept,) = views["b"].memory.derived.values()
-    assert kept.element_size() == 2
+    assert kept.itemsize == 2
 
 
 def test_choice_is_taken_when_the_launch_is_prepared():

@@ -249,8 +249,8 @@ class HFReference:
         model_key: content identity of ``model``; runs of a model without one are never cached.
 
     The key of a run covers checkpoint content, prompt ids, forced tokens, number of tokens, dtype, versions
-    of torch and transformers, the CPU's vector capability (it selects torch's kernels) and the format
-    version.
+    of torch and transformers, the CPU, the instruction sets that it may use and the threads (they select
+    torch's kernels), and the format version.
     """
 
     def __init__(
@@ -391,9 +391,17 @@ def _head(run: ReferenceRun, n_tokens: int) -> ReferenceRun:
 
 
 def _cpu_capability() -> str:
+    """What decides torch's bits besides its version: CPU, instruction sets allowed, threads.
+
+    Plain HF is a reference with noise: no setting makes oneDNN and MKL sum in one order on all CPUs. So a run
+    is found again only where it would come out the same.
+    """
     import torch
 
-    return str(torch.backends.cpu.get_cpu_capability())
+    from fixed_order.instruction_sets import cpu_model, limits
+
+    parts = [str(torch.backends.cpu.get_cpu_capability()), cpu_model(), f"{torch.get_num_threads()} threads"]
+    return "; ".join([*parts, *(f"{name}={value}" for name, value in limits().items())])
 
 
 def _pack(run: ReferenceRun) -> dict[str, Array]:

@@ -476,6 +476,7 @@ def environment_rows(report: RunReport) -> list[tuple[str, str]]:
         ("host", str(session.get("host") or "")),
         ("workers", ", ".join(f"{worker} on {host}" for worker, host in sorted(report.workers.items()))),
         ("platform", str(session.get("platform") or "")),
+        ("CPU", str(session.get("cpu") or "")),
         ("Python", str(session.get("python") or "")),
         (
             "packages",

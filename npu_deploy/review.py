@@ -62,7 +62,7 @@ def _rows(deployment: Deployment) -> tuple[int, int]:
     from kernel_registry import registry_lookup
     from kernel_registry.sweep import UNCONFIRMED
     from npu_deploy import rows
-    from npu_deploy.scaffold import generic_sequence
+    from llms.llama_kernel_builder.generic import generic_sequence
 
     config: ModelConfig = deployment.config()
     sequence = getattr(getattr(deployment.adapter, "inference", None), "SEQUENCE", None) or generic_sequence()

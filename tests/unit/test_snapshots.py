@@ -63,6 +63,7 @@ def test_programs_of_a_model(snapshot, model):
 def row(provenance: str, **fields: Any) -> dict[str, Any]:
     figures = {"latency_us": 87.6, "mean_rel_L1": 0.01038, "abs_err_max": 0.04688, "elements_over": 0}
     return {
+        "id": provenance,
         "op": "silu_mul",
         "dims": {"n": 512},
         "dtype_in": "bf16",

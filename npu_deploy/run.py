@@ -35,7 +35,6 @@ from npu_deploy.errors import (
 if TYPE_CHECKING:
     from pytest_npu.report.model import RunReport
 
-    from llms.verify.contract.deployment import Deployment
 
 NO_TESTS = "NO TESTS"
 BLOCKED = "BLOCKED"
@@ -76,6 +75,8 @@ def run_all(request: RunRequest) -> Answer:
 @ledger_errors()
 def run_model(name: str | None, request: RunRequest) -> Answer:
     """Run one model. Raises DeployError for what keeps the run from starting."""
+    from llms.llama_kernel_builder.model_config import ModelConfig
+
     if name is None:
         raise DeployError("name a model, or say --all", USAGE)
     model = folders.find(name)
@@ -97,8 +98,23 @@ def run_model(name: str | None, request: RunRequest) -> Answer:
     results = _stop_at_first([_phase_result(number, report) for number in wanted])
     device = report.device_label if report is not None else "no device used"
     label = deployment.checkpoint.label
-    facts = _facts(model, deployment, results, identity, device, report, folder)
-    facts = replace(facts, warnings=[*facts.warnings, *_unkept(model, finished, results)])
+    last_verdicts = ledger.last_by_phase(ledger.read(ledger.path_of(model)))
+    config = deployment.config()
+    facts = documents.Facts(
+        model,
+        results,
+        {
+            n: e.verdict if e.hash == identity.hash else f"{e.verdict}, stale"
+            for n, e in last_verdicts.items()
+        },
+        device,
+        label,
+        folder,
+        [*(review.warnings(deployment, report) if report else ()), *_unkept(model, finished, results)],
+        review.reasons(deployment, report) if report else [],
+        config if isinstance(config, ModelConfig) else None,
+        report,
+    )
     written = documents.write_all(facts, documents.home(model, request.update_docs))
     exit_code = _exit_code(results, finished.exit_code)
     result = {
@@ -192,22 +208,17 @@ def _phase_result(number: int, report: RunReport | None) -> PhaseResult:
         verdict = "INCOMPLETE"
     tests = [test for test in report.tests.values() if test.phase == number]
     bad = next((t for t in tests if t.outcome not in ("passed", "blocked", "skipped")), None)
-    begun = bool(summary.started_at)
+    reason = f"{bad.name}: {bad.reason}" if bad is not None else ""
+    start, end, wall_s = "", "", summary.duration_s
+    if summary.started_at:
+        start, end = (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+            for seconds in (summary.started_at, summary.ended_at)
+        )
+        wall_s = summary.ended_at - summary.started_at
     return PhaseResult(
-        number,
-        PHASES[number],
-        verdict,
-        summary.counts,
-        _clock(summary.started_at) if begun else "",
-        _clock(summary.ended_at) if begun else "",
-        summary.ended_at - summary.started_at if begun else summary.duration_s,
-        summary.device_s,
-        f"{bad.name}: {bad.reason}" if bad is not None else "",
+        number, PHASES[number], verdict, summary.counts, start, end, wall_s, summary.device_s, reason
     )
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _stop_at_first(results: list[PhaseResult]) -> list[PhaseResult]:
@@ -218,34 +229,6 @@ def _stop_at_first(results: list[PhaseResult]) -> list[PhaseResult]:
             later = [replace(r, verdict=BLOCKED, reason=reason, counts={}) for r in results[place + 1 :]]
             return [*results[: place + 1], *later]
     return results
-
-
-def _facts(
-    model: ModelFolder,
-    deployment: Deployment,
-    results: list[PhaseResult],
-    identity: ledger.Identity,
-    device: str,
-    report: RunReport | None,
-    folder: Path | None,
-) -> documents.Facts:
-    from llms.llama_kernel_builder.model_config import ModelConfig
-
-    last = ledger.last_by_phase(ledger.read(ledger.path_of(model)))
-    known = {n: e.verdict if e.hash == identity.hash else f"{e.verdict}, stale" for n, e in last.items()}
-    config = deployment.config()
-    return documents.Facts(
-        model,
-        results,
-        known,
-        device,
-        deployment.checkpoint.label,
-        folder,
-        review.warnings(deployment, report) if report is not None else [],
-        review.reasons(deployment, report) if report is not None else [],
-        config if isinstance(config, ModelConfig) else None,
-        report,
-    )
 
 
 def _unkept(model: ModelFolder, finished: PytestRun, results: list[PhaseResult]) -> list[str]:

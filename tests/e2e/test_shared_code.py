@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu.ledger import judging
 from pytest_npu.ledger import store as ledger
 from typer.testing import CliRunner
 
@@ -33,15 +34,15 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModelFolder]
     for name, family in zip(NAMES, ("smollm2_135m", "qwen2"), strict=True):
         new_model(str(LLMS / family / "tiny"), name=name, into=tmp_path / "models")
         made.append(read_folder(tmp_path / "models" / name))
-    shared = tmp_path / "llms"
-    for part in ("llama_kernel_builder", "verify"):
-        shutil.copytree(LLMS / part, shared / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in LLMS.glob("*.py"):
-        shutil.copy2(path, shared / path.name)
-    monkeypatch.setattr(ledger, "ROOT", shared)
+    shared = tmp_path / "shared"
+    ours = [path.parent.name for path in LLMS.glob("*/verify_adapter.py")]
+    for package in judging.PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", *ours)
+        shutil.copytree(LLMS.parent / package, shared / package, ignore=ignored)
+    monkeypatch.setattr(judging, "ROOT", shared)
     # the plugin of the runs, in processes of their own, takes its hashes from the same copy
-    conftest = "from pathlib import Path\nfrom pytest_npu.ledger import store\n"
-    (tmp_path / "models" / "conftest.py").write_text(f"{conftest}store.ROOT = Path({str(shared)!r})\n")
+    conftest = "from pathlib import Path\nfrom pytest_npu.ledger import judging\n"
+    (tmp_path / "models" / "conftest.py").write_text(f"{conftest}judging.ROOT = Path({str(shared)!r})\n")
     monkeypatch.setattr(folders, "all_models", lambda: made)
     return made
 
@@ -67,7 +68,7 @@ def test_phase_6_of_every_model_runs_again(models: list[ModelFolder], tmp_path: 
     # only phase 6 ran: it holds, but the phases before it have no verdict
     assert states() == dict.fromkeys(NAMES, ("PASS", "out of order", []))
 
-    path = tmp_path / "llms" / "llama_kernel_builder" / "host_ops.py"
+    path = tmp_path / "shared" / "llms" / "llama_kernel_builder" / "host_ops.py"
     path.write_text(path.read_text() + "# changed\n")
     assert states() == dict.fromkeys(NAMES, ("PASS", "stale", ["toolkit"]))
     with pytest.raises(DeployError, match="comes after a PASS of phase 0, which has not run"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -88,17 +88,9 @@ def _keep(config: pytest.Config, options: NpuOptions, model: str, run_folder: Pa
         return
     from pytest_npu.ledger import verdicts as deployed
 
-    named = config.getoption("npu_report_dir")
-    book = options.report_dir / model / "ledger.jsonl" if named else None
-    deployed.keep(
-        Path(folder),
-        verdicts,
-        report,
-        run_folder.name,
-        book=book,
-        checkpoint=options.checkpoint,
-        choice=options.model,
-    )
+    book = options.report_dir / model / "ledger.jsonl" if config.getoption("npu_report_dir") else None
+    asked: dict[str, Any] = {"checkpoint": options.checkpoint, "choice": options.model}
+    deployed.keep(Path(folder), verdicts, report, run_folder.name, book=book, **asked)
 
 
 def verdicts_of(report: RunReport, events: Iterable[Event]) -> dict[int, str]:

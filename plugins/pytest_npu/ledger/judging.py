@@ -76,8 +76,8 @@ def judging_modules(root: Path | None = None) -> tuple[str, ...]:
     Raises LookupError when the list names something that does not exist. `root`: see :data:`ROOT`.
     """
     root = root or ROOT
-    found = {module_name(path, root) for paths in judging_files(root).values() for path in _sources(paths)}
-    return tuple(sorted(name for name in found if not name.endswith("__main__")))
+    paths = (path for paths in judging_files(root).values() for path in paths if path.suffix == ".py")
+    return tuple(sorted({module_name(path, root) for path in paths if path.stem != "__main__"}))
 
 
 def data_files() -> dict[str, Path]:
@@ -144,14 +144,14 @@ def _patterns(module: str) -> Iterator[str]:
 
 def _files(root: Path, name: str, part: str) -> Iterator[Path]:
     place = root.joinpath(*name.removesuffix(".*").split("."))
-    found = [place / "__init__.py", place.with_suffix(".py")]
+    paths = [place / "__init__.py", place.with_suffix(".py")]
     if name.endswith(".*"):
-        found = [path for path in place.rglob("*") if _counts(path)]
-    found = [path for path in found if path.is_file()]
-    if not found:
+        paths = [path for path in place.rglob("*") if _counts(path)]
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
         raise LookupError(f"{__name__} lists {name}, but there is no such code in {root}")
     # A data file belongs to the package it lies in.
-    return (path for path in found if part_of(module_name(_source_of(path), root)) == part)
+    return (path for path in paths if part_of(module_name(_source_of(path), root)) == part)
 
 
 def _source_of(path: Path) -> Path:
@@ -163,7 +163,3 @@ def _source_of(path: Path) -> Path:
 def _counts(path: Path) -> bool:
     hidden = path.name.startswith(".") or "__pycache__" in path.parts
     return path.suffix not in _NO_DATA and not hidden
-
-
-def _sources(paths: tuple[Path, ...]) -> Iterator[Path]:
-    return (path for path in paths if path.suffix == ".py")

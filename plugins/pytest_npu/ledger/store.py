@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,22 +64,6 @@ class Entry:
     run: str
     wall_s: float
     v: int = VERSION
-
-
-def entry(
-    model: str,
-    phase: int,
-    verdict: str,
-    identity: Identity,
-    device: str,
-    checkpoint: str,
-    run: str,
-    wall_s: float,
-) -> Entry:
-    """A verdict of now."""
-    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    parts = asdict(identity)
-    return Entry(model, phase, verdict, identity.hash, parts, device, checkpoint, date, run, round(wall_s, 2))
 
 
 def path_of(model: ModelFolder) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +52,12 @@ def keep(
         if late:
             raise LedgerError(f"{part} changed during the run ({late[0]}): no verdict is kept")
     identity = ledger.identity_of(deployment)
-    walls = {summary.phase: summary.duration_s for summary in report.phases}
-    label = deployment.checkpoint.label
+    walls = {summary.phase: round(summary.duration_s, 2) for summary in report.phases}
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    about = (identity.hash, asdict(identity), report.device_label, deployment.checkpoint.label, date, run)
     entries = [
-        ledger.entry(model.name, n, verdict, identity, report.device_label, label, run, walls.get(n, 0.0))
-        for n, verdict in sorted(verdicts.items())
+        ledger.Entry(model.name, phase, verdict, *about, walls.get(phase, 0.0))
+        for phase, verdict in sorted(verdicts.items())
     ]
     ledger.append(book if book is not None else ledger.path_of(model), entries)
     return len(entries)

@@ -15,17 +15,9 @@ from npu_deploy.answer import Answer
 
 # What a model folder is made of anyway: the deployment contract and the files every folder has.
 _CONTRACT = {
-    "resolve_model",
-    "build_config",
-    "build_runner",
-    "hf_reference",
-    "checkpoint",
-    "prefill_blocks",
-    "prefill_layer",
-    "decode_blocks",
-    "decode_layer",
-    "lm_head",
-}
+    "resolve_model", "build_config", "build_runner", "hf_reference", "checkpoint",
+    "prefill_blocks", "prefill_layer", "decode_blocks", "decode_layer", "lm_head",
+}  # fmt: skip
 _TOOLKIT = "llms.llama_kernel_builder"
 
 
@@ -49,10 +41,9 @@ def candidates(models: list[tuple[str, Path]] | None = None) -> Answer:
     listed = models if models is not None else [(m.name, m.folder) for m in folders.all_models()]
     own = [item for name, folder in listed for item in _definitions(name, folder)]
     groups: dict[str, list[_Own]] = defaultdict(list)
-    for item in own:
-        groups[item.name].append(item)
     bodies: dict[str, set[str]] = defaultdict(set)
     for item in own:
+        groups[item.name].append(item)
         bodies[item.digest].add(item.name)
     shared: list[dict[str, Any]] = []
     for name, items in sorted(groups.items()):
@@ -107,10 +98,7 @@ def _kind(node: ast.FunctionDef) -> str:
 
 def _digest(node: ast.FunctionDef | ast.ClassDef) -> str:
     """Of the body without name and docstring, so that a renamed copy is seen."""
-    body = node.body
-    first = body[0]
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        body = body[1:]
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
     arguments = ast.dump(node.args) if isinstance(node, ast.FunctionDef) else ""
     text = arguments + "".join(ast.dump(item) for item in body)
     return hashlib.sha256(text.encode()).hexdigest()

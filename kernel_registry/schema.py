@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kernel_registry.registry_lookup import DIMS, PROVENANCES, REQUIRED_TILE
+from kernel_registry.registry_lookup import DIMS, KERNELS, PROVENANCES
 
 VERSION = 1
 STATUSES = (
@@ -34,7 +34,7 @@ def row_id(row: Mapping[str, Any]) -> str:
     op = str(row["op"])
     shape = "x".join(str(row["dims"][d]) for d in DIMS[op])
     sizes = row.get("tile") or {}
-    order = REQUIRED_TILE.get(op, ())
+    order = KERNELS[op].tile
     keys = [k for k in order if k in sizes] + sorted(k for k in sizes if k not in order)
     tile = ".".join(str(sizes[k]) for k in keys) or "-"
     herd = "x".join(map(str, row.get("herd") or ())) or "-"

@@ -18,12 +18,6 @@ from kernel_registry.shapes import Request, RequestError
 if TYPE_CHECKING:
     from npu_twin.constraints import Config
 
-KERNEL_TIERS = {
-    "gemv": "f32_accumulate",
-    "silu_mul": "bf16_transcendental",
-    "gelu": "bf16_transcendental",
-    "flash_attention": "bf16_online_softmax",
-}
 VARIANTS = ("rms_norm", "rope", "flash_attention")
 """Kernels whose methods compute different things; of the others the fastest method of the tier is taken."""
 UNCONFIRMED = "K tiling not confirmed on silicon"
@@ -184,7 +178,7 @@ def build_row(
         "date": datetime.date.today().isoformat(),
         "source": measurer.source,
     }
-    row["tier"] = request.precision if request.op == "gemm" else KERNEL_TIERS.get(request.op, "bf16")
+    row["tier"] = request.precision if request.op == "gemm" else lookup.KERNELS[request.op].tier
     notes = [UNCONFIRMED] if measurer.provenance == "twin" and _unconfirmed_k_tiling(config) else []
     if numerics is not None:
         figures.update({k: _digits(v) for k, v in numerics.figures.items()})

@@ -6,7 +6,7 @@ decode loop. How the parameters were found and how well they predict is told in 
 `python -m npu_twin.timing.fit` fits them anew, `python -m npu_twin.validate` holds them against measurements.
 """
 
-from npu_twin.timing.launch import launch_us, standalone_us
+from npu_twin.timing.kernels import launch_us, standalone_us
 from npu_twin.timing.model_config import ModelSizes, UnsupportedModelError
 from npu_twin.timing.predictor import Part, Prediction, predict
 from npu_twin.timing.program import RunTiming, run_us

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from npu_twin.opset import Values
 from npu_twin.timing import models, optimise, predictor, rows
 from npu_twin.timing.exceptions import entry_of
 from npu_twin.timing.models import ModelRecord, nearest
-from npu_twin.timing.parameters import DATA_FILE, DEFINITIONS, ROWS, Values, read_file, starts
+from npu_twin.timing.parameters import DATA_FILE, DEFINITIONS, ROWS, read_file, starts
 from npu_twin.timing.rows import ALONE, IN_PROGRAM, Row, predict_us
 
 SMALL_US = 130.0

@@ -8,15 +8,14 @@ it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-DATA_FILE = Path(__file__).resolve().parent.parent / "data" / "timing_parameters.json"
+from npu_twin.opset import Values
 
-Values = Mapping[str, float]
+DATA_FILE = Path(__file__).resolve().parent.parent / "data" / "timing_parameters.json"
 
 ROWS = "fitted on published rows"
 MODELS = "fitted on published model figures"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from npu_twin.opset import Values
 from npu_twin.timing import kernels, system
 from npu_twin.timing.model_config import DEVICE_HEAD_DIMS, LARGEST, ModelSizes, read_sizes
 from npu_twin.timing.model_programs import (
@@ -17,7 +18,7 @@ from npu_twin.timing.model_programs import (
     prefill_programs,
     transposed_attention,
 )
-from npu_twin.timing.parameters import Values, current, read_file
+from npu_twin.timing.parameters import current, read_file
 
 _BF16 = 2
 BUCKET = 128

@@ -19,7 +19,7 @@ from fixed_order.threads import Call
 
 LANES = 16
 """Running sums of a matrix-vector product: the lanes of a vector of AIE2P. Chosen by that and by trial on the
-nine published GEMV rows of mlir-air: of 4, 8, 16, 32, 64 and 128 sums, only 16 never missed the nearest bf16 there.
+nine published GEMV rows of mlir-air: of 4, 8, 16, 32, 64 and 128 sums, only 16 never missed the nearest bf16.
 Their limits are upper bounds, so this does not show that the device sums in this order."""
 
 PANEL = 48

@@ -1,6 +1,6 @@
 """The physical parameters of the timing model: name, value, unit, meaning and where the value comes from.
 
-Values live in `npu_twin/data/timing_parameters.json`, which `python -m npu_twin.timing.fit` writes; what a
+Values live in `npu_twin/data/timing_parameters.json`, which `python -m tools.twin_calibration` writes; what a
 parameter means is defined here. The formulas take a plain mapping from name to value, so that a fit can vary
 it.
 """
@@ -179,7 +179,7 @@ def read_file(path: Path = DATA_FILE) -> dict[str, Any]:
         {str(p["name"]): float(p["value"]) for p in content["parameters"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: not a timing parameter file ({error!r}); run python -m npu_twin.timing.fit"
+            f"{path}: not a timing parameter file ({error!r}); run python -m tools.twin_calibration"
         ) from None
     return dict(content)
 

@@ -180,9 +180,9 @@ def test_a_tile_that_is_missing_is_named():
 def test_nothing_heavy_is_imported():
     code = (
         "import sys; from npu_twin import timing\n"
-        "timing.predict({'hidden_size': 576, 'num_hidden_layers': 30, 'num_attention_heads': 9,"
-        " 'num_key_value_heads': 3, 'intermediate_size': 1536, 'vocab_size': 49152})\n"
-        "print([m for m in ('numpy', 'scipy', 'torch', 'matplotlib', 'kernel_registry') if m in sys.modules])"
+        "timing.predict(timing.ModelSizes(30, 576, 9, 3, 64, 1536, 49152))\n"
+        "heavy = ('scipy', 'torch', 'llvmlite', 'matplotlib', 'kernel_registry', 'llms')\n"
+        "print([m for m in heavy if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
@@ -201,7 +201,7 @@ def test_parameters_are_few_and_each_is_explained():
 def test_a_broken_parameter_file_is_named(tmp_path):
     path = tmp_path / "timing_parameters.json"
     path.write_text('{"parameters": [{"name": "gemm.ddr_gbps"}]}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"timing_parameters\.json.*npu_twin\.timing\.fit"):
+    with pytest.raises(ValueError, match=r"timing_parameters\.json.*tools\.twin_calibration"):
         parameters.read_file(path)
 
 

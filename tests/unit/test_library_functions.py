@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llms.verify.deployment import Deployment
+from llms.verify.contract.deployment import Deployment
 
 from llms.llama_kernel_builder.rope_table import inverse_frequencies
 from npu_twin.datapath.tables import TANH_GRID, all_values

@@ -103,7 +103,7 @@ def test_everything_that_gates_import_is_listed() -> None:
     ):
         assert judging.part_of(name) == "gates"
         assert name in found
-    assert {"npu_twin.datapath.dispatch", "fixed_order.products"} <= found.keys()
+    assert {"npu_twin.datapath.dispatch", "fixed_order.attention"} <= found.keys()
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,20 @@ _STATIC = {
 
 @dataclass(frozen=True)
 class KernelSequence:
-    """What a model's prefill and decode files provide.
+    """What a model's prefill and decode files provide: the ELFs of its layer, and their order.
 
-    prefill_blocks(config, seq_len) and decode_blocks(config) build the ELFs of a layer;
-    prefill_layer(run, layer, x, suffix) returns (out, k, v) of one layer;
-    decode_qkv / decode_out run the two ELFs around the host attention of one layer.
+    All arrays are bf16 and padded to what the kernels take (:func:`.device_config.device_config`).
+
+    Attributes:
+        prefill_blocks: ``(config, seq_len)`` -> the ELFs of one layer over `seq_len` rows.
+        prefill_layer: ``(run, suffix, layer, x)`` -> (x after the layer, k after RoPE, v), for x
+            [seq_len, emb] and k, v [seq_len, kv_dim]. An ELF is called as ``run(name + suffix, layer, ...)``.
+        decode_blocks: ``(config)`` -> the ELFs of one layer over one row.
+        decode_layer: ``(run, layer, x, table_q, table_k, attend)`` -> x after the layer, for x [emb] and the
+            rotary row of the position, once per head: table_q [n_heads, head_dim], table_k
+            [n_kv_heads, head_dim]. ``attend(q, k, v)`` stores k and v [kv_dim] in the cache and returns the
+            attention of q over the cache [q_dim]; the host computes it.
+        lm_head: ``(config)`` -> the ELF of the vocabulary, in partitions.
     """
 
     prefill_blocks: Callable[[ModelConfig, int], Sequence[Block]]

@@ -1,8 +1,8 @@
 """Softmax attention in f32 with one result on every CPU, for queries one at a time.
 
-Per query: each score is a dot product with 16 running sums (as in :mod:`fixed_order.products`); the exponential
-is a polynomial of separate products and sums; its total has 16 running sums; the output adds the values key
-after key. A product that is not exact is never fused with the sum it goes into.
+Per query: each score is a dot product with 16 running sums (as in :mod:`fixed_order.products`); the
+exponential is a polynomial of separate products and sums; its total has 16 running sums; the output adds the
+values key after key. A product that is not exact is never fused with the sum it goes into.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def attend(q: U16, k: U16, v: U16, out: U16, *, keys: int, causal: bool = False)
 
     Args:
         q: ``[n, heads, d]``.
-        k, v: ``[kv_heads, length, d]``, any strides but along d; query head h reads head h // (heads / kv_heads).
+        k, v: ``[kv_heads, length, d]``, any strides but along d; query head h reads head
+            h // (heads / kv_heads).
         out: contiguous.
         keys: number of keys that the first query sees; with ``causal`` each further query sees one more.
 

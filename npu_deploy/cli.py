@@ -130,8 +130,8 @@ def run(
         Optional[bool],  # noqa: UP045
         typer.Option(
             "--update-docs/--no-update-docs",
-            help="Write documents into the model's folder (default: only where `new` made it); "
-            "otherwise they go to reports/<model>/docs.",
+            help="Keep TODO.md of the model's folder up to date (default: only where `new` made the folder); "
+            "results go to reports/<model>/ in any case.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -158,8 +158,8 @@ def status(
     from npu_deploy.status import status_of
 
     def work() -> int:
-        found = status_of(model)
-        return _show(as_json, found.data, found.text())
+        answer = status_of(model)
+        return _show(as_json, answer.data, answer.text())
 
     _guarded(work)
 
@@ -176,8 +176,8 @@ def predict(
     from npu_deploy.predict import predict_source
 
     def work() -> int:
-        found = predict_source(source, seq_len)
-        return _show(as_json, found.data, found.text())
+        answer = predict_source(source, seq_len)
+        return _show(as_json, answer.data, answer.text())
 
     _guarded(work)
 
@@ -188,8 +188,8 @@ def promote(as_json: AsJson = False) -> None:
     from npu_deploy.promote import candidates
 
     def work() -> int:
-        found = candidates()
-        return _show(as_json, found.data, found.text())
+        answer = candidates()
+        return _show(as_json, answer.data, answer.text())
 
     _guarded(work)
 

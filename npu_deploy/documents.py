@@ -1,20 +1,21 @@
-"""The documents of a deployment, written by `npu-deploy run` from the results of its pytest run.
+"""The documents of a deployment, written by `npu-deploy run` from the report of its pytest run.
 
-Into the model's folder where `npu-deploy new` made it (or with --update-docs), else into `reports/<model>/`:
-a run must not change files that are under version control unasked.
+Results go to `reports/<model>/`. TODO.md, the list of what is left, stands in the model folder where
+`npu-deploy new` made the folder (or with --update-docs): a run must not change files under version control
+unasked.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llms.llama_kernel_builder.deployment import describe
-from llms.verify.contract.models import ROOT, ModelFolder
-from npu_deploy import folders
+from llms.verify.contract.models import ModelFolder, report_root
 from npu_deploy.scaffold import RECORD
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 BEGIN = "<!-- state: npu-deploy run writes between these marks -->"
 END = "<!-- /state -->"
 TIMING_HEAD = (
-    "| phase | start | end | wall min | compile min | device min | remaining min | device | verdict |\n"
-    "|---|---|---|---|---|---|---|---|---|\n"
+    "Wall time is this machine's; device time is modelled on the twin and measured on silicon; remaining is\n"
+    "wall time without device time, where that is measured.\n\n"
+    "| phase | start | end | wall min | device min | remaining min | device | verdict |\n"
+    "|---|---|---|---|---|---|---|---|\n"
 )
 REVIEW = "needs-human-review"
 
@@ -42,7 +45,6 @@ class PhaseResult:
     start: str = ""
     end: str = ""
     wall_s: float = 0.0
-    compile_s: float = 0.0
     device_s: float = 0.0
     reason: str = ""
 
@@ -52,8 +54,8 @@ class PhaseResult:
         return f"phase {self.phase} {self.title}"
 
     def remaining_s(self, measured: bool) -> float:
-        """Wall time without compilation and, where it is real, without device time."""
-        return max(0.0, self.wall_s - self.compile_s - (self.device_s if measured else 0.0))
+        """Wall time without device time, where that is real."""
+        return max(0.0, self.wall_s - (self.device_s if measured else 0.0))
 
 
 @dataclass(frozen=True)
@@ -75,36 +77,38 @@ class Facts:
 
 
 def home(model: ModelFolder, update_docs: bool | None) -> Path:
-    """Folder that gets TODO.md and docs/: the model's own or its reports."""
+    """Folder that gets TODO.md: the model's own or that of its results."""
     own = update_docs if update_docs is not None else (model.folder / RECORD).is_file()
-    if own and os.access(model.folder, os.W_OK):
-        return model.folder
-    return folders.report_root(model) / model.name
+    return model.folder if own and os.access(model.folder, os.W_OK) else results_of(model)
 
 
-def write_all(facts: Facts, target: Path) -> list[Path]:
-    """Write every document that the run has something for; returns their paths."""
-    development = target / "docs" / "development_progress"
-    development.mkdir(parents=True, exist_ok=True)
+def results_of(model: ModelFolder) -> Path:
+    """Folder of a model's results: `reports/<model>/`."""
+    return report_root(model.folder) / model.name
+
+
+def write_all(facts: Facts, todo_home: Path) -> list[Path]:
+    """Write every document that the run has something for, TODO.md to `todo_home`; returns their paths."""
+    results = results_of(facts.model)
+    results.mkdir(parents=True, exist_ok=True)
     written = [
-        _write_timing(development / "phase_timing.md", facts),
-        _write_state(target, Path("TODO.md"), facts, _todo(facts)),
-        _write_state(target, Path("docs/development_progress/progress.md"), facts, _progress(facts)),
+        _write_timing(results / "phase_timing.md", facts),
+        _write_state(todo_home, "TODO.md", facts, _todo(facts)),
+        _write_state(results, "progress.md", facts, _progress(facts)),
     ]
     if facts.run_folder is not None and (facts.run_folder / "evaluation_report.md").is_file():
-        text = (facts.run_folder / "evaluation_report.md").read_text(encoding="utf-8")
-        lines = text.replace(f"{ROOT.parent}/", "").replace(str(ROOT.parent), ".").splitlines()
-        written.append(_put(target / "docs" / "evaluation_report.md", lines))
+        latest = results / "evaluation_report.md"
+        shutil.copyfile(facts.run_folder / "evaluation_report.md", latest)
+        written.append(latest)
     if any(result.phase == 6 and result.verdict == "PASS" for result in facts.phases):
-        written.append(_put(target / "docs" / "phase6_finalize.md", _finalize(facts)))
-    written.append(_put(target / "docs" / "handoff.md", _handoff(facts)))
+        written.append(_put(results / "phase6_finalize.md", _finalize(facts)))
+    written.append(_put(results / "handoff.md", _handoff(facts)))
     return written
 
 
 def _put(path: Path, lines: Iterable[str]) -> Path:
     from llms.checkpoints import write_atomically
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = "\n".join(lines).rstrip("\n") + "\n"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text.encode())
@@ -119,7 +123,7 @@ def _write_timing(path: Path, facts: Facts) -> Path:
         old = f"# {facts.title}: time per phase\n\n{TIMING_HEAD}"
     measured = facts.device.endswith("(measured)")
     new = [
-        f"| {r.phase} {r.title} | {r.start} | {r.end} | {r.wall_s / 60:.2f} | {r.compile_s / 60:.2f} | "
+        f"| {r.phase} {r.title} | {r.start} | {r.end} | {r.wall_s / 60:.2f} | "
         f"{r.device_s / 60:.3f} | {r.remaining_s(measured) / 60:.2f} | {facts.device} | {r.verdict} |"
         for r in facts.phases
         if r.start
@@ -127,10 +131,10 @@ def _write_timing(path: Path, facts: Facts) -> Path:
     return _put(path, [old.rstrip("\n"), *new])
 
 
-def _write_state(target: Path, place: Path, facts: Facts, state: Sequence[str]) -> Path:
+def _write_state(target: Path, name: str, facts: Facts, state: Sequence[str]) -> Path:
     """Replace what stands between the marks; the rest comes from the target, else from the model's folder."""
-    path = target / place
-    old = next((p for p in (path, facts.model.folder / place) if p.is_file()), None)
+    path = target / name
+    old = next((p for p in (path, facts.model.folder / name) if p.is_file()), None)
     fresh = f"# {facts.title}\n\n{BEGIN}\n{END}\n"
     text = old.read_text(encoding="utf-8") if old is not None else fresh
     if BEGIN not in text or END not in text.split(BEGIN, 1)[1]:
@@ -269,9 +273,9 @@ def _handoff(facts: Facts) -> list[str]:
         lines += ["## Warnings", "", *(f"- {text}" for text in facts.warnings), ""]
     lines += ["## Where things are", ""]
     if facts.run_folder is not None:
-        lines.append(f"- report of this run: `{_shown(facts.run_folder / 'report.html')}`")
+        lines.append(f"- report of this run: `{facts.run_folder / 'report.html'}`")
     lines += [
-        f"- code: `{_shown(facts.model.folder)}`, verdicts: `npu-deploy status {facts.model.name}`",
+        f"- code: `{facts.model.folder}`, verdicts: `npu-deploy status {facts.model.name}`",
         "",
         "## Next",
         "",
@@ -288,11 +292,6 @@ def _handoff(facts: Facts) -> list[str]:
         f"3. `npu-deploy run {facts.model.name} --npu` judges the same phases on silicon.",
     ]
     return lines
-
-
-def _shown(path: Path) -> str:
-    """A path of the source tree without the place of the tree: such documents are under version control."""
-    return str(path.relative_to(ROOT.parent) if path.is_relative_to(ROOT.parent) else path)
 
 
 def _ms(value: Any) -> str:

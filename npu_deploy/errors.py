@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 OK: Final = 0
@@ -21,3 +23,16 @@ class DeployError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@contextmanager
+def ledger_errors() -> Iterator[None]:
+    """Turn errors of the gate ledger into errors of a command."""
+    from pytest_npu.core.exceptions import LedgerError, NoCheckpoint
+
+    try:
+        yield
+    except LedgerError as error:
+        raise DeployError(
+            str(error), BAD_CHECKPOINT if isinstance(error, NoCheckpoint) else PRECONDITION
+        ) from error

@@ -7,15 +7,15 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from llms.verify.contract.models import ROOT, ModelFolder, model_folders, read_folder
+from llms.verify.contract.models import (
+    ADAPTER,
+    ROOT,
+    ModelFolder,
+    in_checkout,
+    model_folders,
+    read_folder,
+)
 from npu_deploy.errors import USAGE, DeployError
-
-ADAPTER = "verify_adapter.py"
-
-
-def in_checkout() -> bool:
-    """Whether this package is a writable source tree, so that new models belong into it."""
-    return (ROOT.parent / "pyproject.toml").is_file() and os.access(ROOT, os.W_OK)
 
 
 def default_parent() -> Path:
@@ -62,14 +62,7 @@ def find(model: str) -> ModelFolder:
     for folder in candidates:
         if (folder / ADAPTER).is_file():
             return read_folder(folder.resolve())
-    known = ", ".join(found.name for found in all_models()) or "none"
+    known = ", ".join(model_folder.name for model_folder in all_models()) or "none"
     raise DeployError(
         f"no model '{model}'; known: {known}; or give the path of a folder with {ADAPTER}", USAGE
     )
-
-
-def report_root(model: ModelFolder) -> Path:
-    """Where reports and the ledger of a model are: `reports/` of the source tree, or beside the folder."""
-    if model.folder.parent == ROOT and not in_checkout():
-        return Path.cwd() / "reports"
-    return (ROOT.parent if model.folder.parent == ROOT else model.folder.parent) / "reports"

@@ -4,7 +4,7 @@
 
 README.md, ARCHITECTURE.md, Makefile and .gitignore are rendered anew (predicted figures change with the
 timing parameters of the twin; a test holds the committed files against this). What people write in (TODO.md,
-progress, lessons, debug log) and what runs write in (phase timing) is only made where it is missing.
+LESSONS.md) is only made where it is missing.
 """
 
 from __future__ import annotations

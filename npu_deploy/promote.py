@@ -54,24 +54,24 @@ def candidates(models: list[tuple[str, Path]] | None = None) -> Answer:
     bodies: dict[str, set[str]] = defaultdict(set)
     for item in own:
         bodies[item.digest].add(item.name)
-    found: list[dict[str, Any]] = []
+    shared: list[dict[str, Any]] = []
     for name, items in sorted(groups.items()):
         if len({item.model for item in items}) >= 2:
             copies = len({item.digest for item in items}) == 1
-            found.append(_entry(name, items, "copy" if copies else "variant"))
-    named = {entry["name"] for entry in found}
+            shared.append(_entry(name, items, "copy" if copies else "variant"))
+    named = {entry["name"] for entry in shared}
     for digest, names in sorted(bodies.items()):
         items = [item for item in own if item.digest == digest]
         if len(names) > 1 and len({item.model for item in items}) >= 2 and not names & named:
-            found.append(_entry(" = ".join(sorted(names)), items, "copy"))
+            shared.append(_entry(" = ".join(sorted(names)), items, "copy"))
     lines = [
         f"{entry['name']} ({entry['kind']}, {entry['relation']}): "
         + ", ".join(f"{place['model']}/{place['file']}" for place in entry["places"])
         + f"; move it to {_TOOLKIT}"
-        for entry in found
+        for entry in shared
     ]
     none = f"nothing: no kernel or block is kept by two of the {len(listed)} models"
-    return Answer({"models": [name for name, _ in listed], "candidates": found}, tuple(lines or [none]))
+    return Answer({"models": [name for name, _ in listed], "candidates": shared}, tuple(lines or [none]))
 
 
 def _entry(name: str, items: list[_Own], relation: str) -> dict[str, Any]:

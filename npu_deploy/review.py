@@ -15,22 +15,22 @@ TWIN = "twin (modelled)"
 
 def reasons(deployment: Deployment, report: RunReport) -> list[str]:
     """Why a PASS still needs human review, in words that stay the same from run to run."""
-    found = []
+    remarks = []
     if report.device_label == TWIN:
-        found.append(
+        remarks.append(
             "judged on the digital twin: no compiler has placed these programs, no silicon has run them"
         )
     checkpoint = deployment.checkpoint
     if checkpoint.kind == "tiny":
-        found.append(f"judged on {checkpoint.label}: the production weights have not been judged")
+        remarks.append(f"judged on {checkpoint.label}: the production weights have not been judged")
     unconfirmed, imprecise = _rows(deployment)
     if unconfirmed:
-        found.append(f"{unconfirmed} GEMM rows have a K tiling that no silicon has confirmed")
+        remarks.append(f"{unconfirmed} GEMM rows have a K tiling that no silicon has confirmed")
     if imprecise:
-        found.append(
+        remarks.append(
             f"{imprecise} kernel rows are within their tier only, not within their tolerance everywhere"
         )
-    return found
+    return remarks
 
 
 def warnings(deployment: Deployment, report: RunReport) -> list[str]:
@@ -39,13 +39,13 @@ def warnings(deployment: Deployment, report: RunReport) -> list[str]:
     from llms.llama_kernel_builder.model_config import ModelConfig
 
     config = deployment.config()
-    found = list(deviations(config)) if isinstance(config, ModelConfig) else []
+    remarks = list(deviations(config)) if isinstance(config, ModelConfig) else []
     for test in report.tests.values():
         if test.outcome in ("skipped", "xfailed", "xpassed"):
-            found.append(f"{test.name} is {test.outcome}: {test.reason}")
+            remarks.append(f"{test.name} is {test.outcome}: {test.reason}")
         if test.reruns:
-            found.append(f"{test.name} was run {test.reruns + 1} times")
-    found += [
+            remarks.append(f"{test.name} was run {test.reruns + 1} times")
+    remarks += [
         f"preflight: {fact['name']} {fact.get('value')}: {fact.get('remedy')}"
         for fact in report.preflight
         if fact.get("ok") is False
@@ -53,8 +53,8 @@ def warnings(deployment: Deployment, report: RunReport) -> list[str]:
     for record in report.records:
         payload = record["payload"]
         if isinstance(payload, dict):
-            found += [str(text) for key in ("warnings", "notes") for text in payload.get(key) or ()]
-    return list(dict.fromkeys(found))
+            remarks += [str(text) for key in ("warnings", "notes") for text in payload.get(key) or ()]
+    return list(dict.fromkeys(remarks))
 
 
 def _rows(deployment: Deployment) -> tuple[int, int]:

@@ -1,20 +1,23 @@
-"""`npu-deploy run`: the phase gates of a model in order, as one pytest process; verdicts go to the ledger."""
+"""`npu-deploy run`: the phase gates of a model in order, as one pytest process.
+
+The plugin in that process writes the reports and keeps the verdicts in the ledger; what is here decides what
+runs and reads what came of it.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_npu.ledger import store as ledger
 
-from llms.verify.contract.models import ROOT, ModelFolder
-from npu_deploy import documents, folders, phase_clock, review
+from llms.verify.contract.models import ROOT, ModelFolder, report_root
+from npu_deploy import documents, folders, review
 from npu_deploy.documents import PhaseResult
 from npu_deploy.errors import (
     GATE_FAILED,
@@ -25,6 +28,7 @@ from npu_deploy.errors import (
     PRECONDITION,
     USAGE,
     DeployError,
+    ledger_errors,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +87,7 @@ def run_all(request: RunRequest) -> Outcome:
     )
 
 
+@ledger_errors()
 def run_model(name: str | None, request: RunRequest) -> Outcome:
     """Run one model. Raises DeployError for what keeps the run from starting."""
     if name is None:
@@ -96,30 +101,20 @@ def run_model(name: str | None, request: RunRequest) -> Outcome:
         raise DeployError(f"--checkpoint {request.checkpoint} does not exist", USAGE)
     deployment = ledger.open_deployment(model, request.checkpoint, request.choice)
     identity = ledger.identity_of(deployment)
-    book = ledger.path_of(model)
-    _check_order(model, request, ledger.read(book), identity)
+    _check_order(model, request, ledger.read(ledger.path_of(model)), identity)
 
     wanted = list(range(request.first, last + 1))
     runnable = [n for n in wanted if all(m in present for m in wanted if m <= n)]
     begin = time.time()
-    done = _pytest(model, request, runnable)
-    report, folder, code = done.report, done.folder, done.exit_code
-    results = _stop_at_first([_phase_result(number, done) for number in wanted])
-    judged = [r for r in results if r.verdict not in (NO_TESTS, BLOCKED)]
+    finished = _pytest(model, request, runnable)
+    report, folder = finished.report, finished.folder
+    results = _stop_at_first([_phase_result(number, report) for number in wanted])
     device = report.device_label if report is not None else "no device used"
     label = deployment.checkpoint.label
-    run_id = folder.name if folder is not None else ""
-    ledger.append(
-        book,
-        [
-            ledger.entry(model.name, r.phase, r.verdict, identity, device, label, run_id, r.wall_s)
-            for r in judged
-        ],
-    )
     facts = _facts(model, deployment, results, identity, device, report, folder)
-    target = documents.home(model, request.update_docs)
-    written = documents.write_all(facts, target)
-    exit_code = _exit_code(results, code)
+    facts = replace(facts, warnings=[*facts.warnings, *_unkept(model, finished, results)])
+    written = documents.write_all(facts, documents.home(model, request.update_docs))
+    exit_code = _exit_code(results, finished.exit_code)
     result = {
         "model": model.name,
         "verdict": "PASS" if exit_code == OK else next(r.verdict for r in results if r.verdict != "PASS"),
@@ -135,7 +130,7 @@ def run_model(name: str | None, request: RunRequest) -> Outcome:
         "warnings": list(facts.warnings),
         "wall_s": round(time.time() - begin, 1),
     }
-    return Outcome(exit_code, result, tuple(_summary(facts, results, result, target)))
+    return Outcome(exit_code, result, tuple(_summary(facts, results, result)))
 
 
 def phases_with_tests(model: ModelFolder) -> set[int]:
@@ -164,90 +159,65 @@ def _check_order(
 
 
 @dataclass(frozen=True)
-class _Done:
-    """One pytest process: its exit code and what its own event log says."""
+class PytestRun:
+    """A pytest process that is over: exit code, report and the folder that holds it."""
 
     exit_code: int
     report: RunReport | None = None
     folder: Path | None = None
-    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
-    compile_s: dict[str, float] = field(default_factory=dict)
 
 
-def _pytest(model: ModelFolder, request: RunRequest, phases: list[int]) -> _Done:
+def _pytest(model: ModelFolder, request: RunRequest, phases: list[int]) -> PytestRun:
     """Run the phases in one process."""
     from pytest_npu.core.events import read_events
     from pytest_npu.report.model import build_run_report
     from pytest_npu.report.runlogs import EVENTS_FILE
 
     if not phases:
-        return _Done(OK)
-    root = folders.report_root(model)
+        return PytestRun(OK)
+    root = report_root(model.folder)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-deploy-{os.getpid()}"
     parent = ROOT.parent if model.folder.parent == ROOT else model.folder.parent
     command = [sys.executable, "-m", "pytest", str(model.tests), "-m"]
     command += [" or ".join(f"phase{number}" for number in phases)]
-    command += ["--import-mode=importlib", "-p", "npu_deploy.phase_clock", f"--rootdir={parent}"]
+    command += ["--import-mode=importlib", f"--rootdir={parent}"]
     command += ["--npu-report-dir", str(root), "--npu-run-id", run_id, "--npu-prompts", request.prompts]
-    command += ["--npu-no-ledger"]  # this command writes the verdicts, bound to what it saw before the run
     command += ["--npu"] if request.npu else []
     command += ["--checkpoint", str(request.checkpoint.expanduser().absolute())] if request.checkpoint else []
     command += ["--npu-model", request.choice] if request.choice else []
-    with tempfile.TemporaryDirectory(prefix="npu-deploy-") as work:
-        clock = Path(work) / "compile.jsonl"
-        # Spinning OpenMP threads starve each other when cores are shared.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, phase_clock.ENV: str(clock)}
-        code = subprocess.call(
-            command, cwd=parent, env=environment, stdout=sys.stderr if request.quiet else None
-        )
-        compiled = phase_clock.read(clock)
+    # Spinning OpenMP threads starve each other when cores are shared.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    stdout = sys.stderr if request.quiet else None
+    code = subprocess.call(command, cwd=parent, env=environment, stdout=stdout)
     folder = root / model.name / run_id
     if not (folder / EVENTS_FILE).is_file():
-        return _Done(code)
-    events = list(read_events(folder / EVENTS_FILE))
-    return _Done(code, build_run_report(model.name, events), folder, _spans(events), compiled)
+        return PytestRun(code)
+    return PytestRun(code, build_run_report(model.name, read_events(folder / EVENTS_FILE)), folder)
 
 
-def _phase_result(number: int, done: _Done) -> PhaseResult:
+def _phase_result(number: int, report: RunReport | None) -> PhaseResult:
     from pytest_npu.core.constants import PHASES
 
-    report = done.report
-    found = None if report is None else next((p for p in report.phases if p.phase == number), None)
-    if report is None or found is None:
+    summary = None if report is None else next((p for p in report.phases if p.phase == number), None)
+    if report is None or summary is None:
         return PhaseResult(number, PHASES[number], NO_TESTS, reason="no test of this phase ran")
-    tests = [test for test in report.tests.values() if test.phase == number]
-    verdict = found.verdict
+    verdict = summary.verdict
     if verdict == "PASS" and (not report.finished or report.interrupts):
         verdict = "INCOMPLETE"
+    tests = [test for test in report.tests.values() if test.phase == number]
     bad = next((t for t in tests if t.outcome not in ("passed", "blocked", "skipped")), None)
-    start, end = done.spans.get(number, (0.0, 0.0))
+    begun = bool(summary.started_at)
     return PhaseResult(
         number,
         PHASES[number],
         verdict,
-        found.counts,
-        _clock(start) if start else "",
-        _clock(end) if end else "",
-        end - start if start else found.duration_s,
-        sum(done.compile_s.get(test.nodeid, 0.0) for test in tests),
-        sum(test.device_s for test in tests),
+        summary.counts,
+        _clock(summary.started_at) if begun else "",
+        _clock(summary.ended_at) if begun else "",
+        summary.ended_at - summary.started_at if begun else summary.duration_s,
+        summary.device_s,
         f"{bad.name}: {bad.reason}" if bad is not None else "",
     )
-
-
-def _spans(events: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
-    """Phase -> seconds since the epoch of the first start and the last end of its tests."""
-    spans: dict[int, tuple[float, float]] = {}
-    phase_of: dict[str, int] = {}
-    for event in events:
-        if event["event"] == "test_start" and event.get("phase") is not None:
-            phase_of[event["nodeid"]] = number = int(event["phase"])
-            begin, end = spans.get(number, (event["t"], event["t"]))
-            spans[number] = (min(begin, event["t"]), max(end, event["t"]))
-        elif event["event"] in ("test_phase", "test_finish") and event.get("nodeid") in phase_of:
-            number = phase_of[event["nodeid"]]
-            spans[number] = (spans[number][0], max(spans[number][1], event["t"]))
-    return spans
 
 
 def _clock(seconds: float) -> str:
@@ -294,6 +264,17 @@ def _facts(
     )
 
 
+def _unkept(model: ModelFolder, finished: PytestRun, results: list[PhaseResult]) -> list[str]:
+    """A warning when verdicts of the run are not in the ledger; the plugin says more on stderr."""
+    run_id = finished.folder.name if finished.folder is not None else ""
+    kept = {entry.phase for entry in ledger.read(ledger.path_of(model)) if entry.run == run_id}
+    unkept = ", ".join(r.label for r in results if r.verdict in ("PASS", "FAIL") and r.phase not in kept)
+    if not unkept:
+        return []
+    why = "runs of less than 2 prompts leave none, nor do runs during which the code changed"
+    return [f"the gate ledger got no verdict for {unkept}: {why}"]
+
+
 def _exit_code(results: list[PhaseResult], code: int) -> int:
     if all(result.verdict == "PASS" for result in results):
         return OK
@@ -311,9 +292,7 @@ def _as_dict(result: PhaseResult) -> dict[str, Any]:
     }
 
 
-def _summary(
-    facts: documents.Facts, results: list[PhaseResult], result: dict[str, Any], target: Path
-) -> list[str]:
+def _summary(facts: documents.Facts, results: list[PhaseResult], result: dict[str, Any]) -> list[str]:
     lines = [f"{facts.model.name}: {result['verdict']}  ({facts.device}; {facts.checkpoint})"]
     for r in results:
         lines.append(f"  {r.label:22} {r.verdict:11} {r.wall_s:6.1f} s  {r.reason}".rstrip())
@@ -322,5 +301,5 @@ def _summary(
     lines += [f"  warning: {text}" for text in facts.warnings]
     if facts.run_folder is not None:
         lines.append(f"  report: {facts.run_folder / 'report.html'}")
-    lines.append(f"  hand-off: {target / 'docs' / 'handoff.md'}")
+    lines.append(f"  hand-off: {documents.results_of(facts.model) / 'handoff.md'}")
     return lines

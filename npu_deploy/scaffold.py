@@ -39,10 +39,7 @@ _FILES = {
     "README.md": "README.md",
     "ARCHITECTURE.md": "ARCHITECTURE.md",
     "TODO.md": "TODO.md",
-    "progress.md": "docs/development_progress/progress.md",
-    "LESSONS.md": "docs/development_progress/LESSONS.md",
-    "debug_log.md": "docs/development_progress/debug_log.md",
-    "phase_timing.md": "docs/development_progress/phase_timing.md",
+    "LESSONS.md": "LESSONS.md",
 }
 DOCUMENTS = tuple(key for key in _FILES if not key.endswith(".py"))
 

@@ -9,14 +9,14 @@ from pytest_npu.ledger import store as ledger
 from llms.llama_kernel_builder.deployment import describe
 from llms.verify.contract.models import ModelFolder
 from npu_deploy import folders
-from npu_deploy.errors import DeployError
+from npu_deploy.errors import ledger_errors
 from npu_deploy.predict import Answer
 
 
 def status_of(model: str | None) -> Answer:
     """Status of one model or of all. Raises DeployError for an unknown model."""
     models = [folders.find(model)] if model is not None else folders.all_models()
-    rows = [model_status(found) for found in models]
+    rows = [model_status(one) for one in models]
     lines: list[str] = []
     for row in rows:
         lines += [*_lines(row), ""]
@@ -26,11 +26,13 @@ def status_of(model: str | None) -> Answer:
 def model_status(model: ModelFolder) -> dict[str, Any]:
     """Verdicts with their state: `holds`, `stale` (what it judged has changed), `out of order`, `not run`."""
     from pytest_npu.core.constants import PHASES
+    from pytest_npu.core.exceptions import LedgerError
 
     from llms.llama_kernel_builder.device_config import deviations
     from llms.llama_kernel_builder.model_config import ModelConfig
 
-    entries = ledger.read(ledger.path_of(model))
+    with ledger_errors():
+        entries = ledger.read(ledger.path_of(model))
     last = ledger.last_by_phase(entries)
     identity: ledger.Identity | None = None
     problem = ""
@@ -42,7 +44,7 @@ def model_status(model: ModelFolder) -> dict[str, Any]:
         extra = {"checkpoint": deployment.checkpoint.label}
         if isinstance(config, ModelConfig):
             extra |= {"deviations": deviations(config), "share": describe.share(config).as_dict()}
-    except DeployError as error:
+    except LedgerError as error:
         problem = str(error)
     phases = []
     for number, title in PHASES.items():

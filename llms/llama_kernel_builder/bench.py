@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,8 @@ TIMED_RUNS = 20
 class LoneKernel:
     """One kernel in a program of its own, by the same cache and driver as a deployment's.
 
-    Compiles at once; the device is opened by the first run. Raises CompileFailed, ArtefactMissing.
+    Compiles at once; the device is opened by the first run and released at the end of a `with`. Raises
+    CompileFailed, ArtefactMissing.
     """
 
     def __init__(self, spec: KernelSpec, folder: Path, device: driver.Driver, toolchain: Toolchain) -> None:
@@ -71,21 +71,11 @@ class LoneKernel:
         (entry,) = (e for (_, kind, _), e in self.cache.profiler.entries.items() if kind == "elf")
         return entry.total_s / entry.calls * 1e6
 
-    def close(self) -> None:
-        """Release buffers and contexts."""
+    def __enter__(self) -> LoneKernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.cache.close()
-
-
-@contextmanager
-def lone_kernel(
-    spec: KernelSpec, folder: Path, device: driver.Driver, toolchain: Toolchain
-) -> Iterator[LoneKernel]:
-    """A `LoneKernel` that is closed at the end."""
-    kernel = LoneKernel(spec, folder, device, toolchain)
-    try:
-        yield kernel
-    finally:
-        kernel.close()
 
 
 def case_of(model: str, need: Requirement, attrs: Mapping[str, Scalar], prompt_len: int = 0) -> KernelCase:
@@ -165,10 +155,10 @@ class ModelBench:
         with self._lone(case) as kernel:
             return {"out": kernel.run(inputs)}
 
-    def _lone(self, case: KernelCase) -> AbstractContextManager[LoneKernel]:
+    def _lone(self, case: KernelCase) -> LoneKernel:
         device = driver.current()
         folder = artefact_folder(self.model) / "kernels"
-        return lone_kernel(spec_of(case), folder, device, toolchain_for(device.name, self.model))
+        return LoneKernel(spec_of(case), folder, device, toolchain_for(device.name, self.model))
 
 
 class SiliconMeasurer:
@@ -203,7 +193,7 @@ class SiliconMeasurer:
         with self._lone(config) as kernel:
             return judge(config, inputs, kernel.run(inputs))
 
-    def _lone(self, config: Config) -> AbstractContextManager[LoneKernel]:
+    def _lone(self, config: Config) -> LoneKernel:
         spec = KernelSpec.make(
             config.op,
             config.dims,
@@ -213,7 +203,7 @@ class SiliconMeasurer:
             config.attrs,
             dtype_out=output_dtype(config),
         )
-        return lone_kernel(spec, Path(self._folder.name), self._device, self._toolchain)
+        return LoneKernel(spec, Path(self._folder.name), self._device, self._toolchain)
 
 
 def silicon(artefacts: Path | None) -> SiliconMeasurer:

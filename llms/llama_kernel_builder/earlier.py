@@ -90,24 +90,16 @@ def run_ffn_gemv(run: NamedRun, layer: int, attn: Array, residual: Array) -> Arr
     return run.chain(_DECODE, layer, attn=attn, residual=residual)["out"]
 
 
-def qkv(config: ModelConfig, seq_len: int) -> Sequence[Block]:
-    """Everything of a layer before attention, in one ELF or two."""
-    return elfs.qkv_of(config)[0](config, seq_len).blocks
+def qkv(config: ModelConfig, *seq_len: int) -> Sequence[Block]:
+    """Everything of a layer before attention, of a prompt or (without a length) of one row."""
+    of_a_prompt, of_one_row = elfs.qkv_of(config)
+    stage = of_a_prompt(config, *seq_len) if seq_len else of_one_row(config)
+    return stage.blocks
 
 
-def qkv_gemv(config: ModelConfig) -> Sequence[Block]:
-    """Everything of a layer before attention, in one ELF or two."""
-    return elfs.qkv_of(config)[1](config).blocks
-
-
-def rms_gemms_rope(config: ModelConfig, seq_len: int) -> Block:
+def rms_gemms_rope(config: ModelConfig, *seq_len: int) -> Block:
     """First ELF of a layer, with bias or per-head norm where the model has them."""
-    return qkv(config, seq_len)[0]
-
-
-def rms_gemv_rope(config: ModelConfig) -> Block:
-    """First ELF of a layer of one row."""
-    return qkv_gemv(config)[0]
+    return qkv(config, *seq_len)[0]
 
 
 def flash_attn(config: ModelConfig, seq_len: int) -> Sequence[Block]:
@@ -115,11 +107,9 @@ def flash_attn(config: ModelConfig, seq_len: int) -> Sequence[Block]:
     return elfs.flash_attn(config, seq_len).blocks
 
 
-def ffn(config: ModelConfig, seq_len: int) -> Sequence[Block]:
-    """Output projection and feed-forward."""
-    return elfs.o_ffn(config, seq_len).blocks
+def ffn(config: ModelConfig, *seq_len: int) -> Sequence[Block]:
+    """Output projection and feed-forward, of a prompt or (without a length) of one row."""
+    return (elfs.o_ffn(config, *seq_len) if seq_len else elfs.o_gemv_ffn(config)).blocks
 
 
-def ffn_gemv(config: ModelConfig) -> Sequence[Block]:
-    """Output projection and feed-forward of one row."""
-    return elfs.o_gemv_ffn(config).blocks
+qkv_gemv, rms_gemv_rope, ffn_gemv = qkv, rms_gemms_rope, ffn

@@ -120,7 +120,7 @@ def quantised_rows(bits: U16, choice: Arithmetic, out: F32) -> None:
 
 
 def _emit_quantise_rows(module: Any) -> str:
-    """:func:`quantise_` and `products.pack_rows` in one pass, 8 rows by 8 along K at a time.
+    """:func:`quantise_` and :func:`fixed_order.products.pack_rows` in one pass, 8 rows by 8 along K.
 
     Slot ``wide`` becomes 1 when a block needs :func:`_quantise_wide_`; the output means nothing then.
     """

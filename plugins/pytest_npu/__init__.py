@@ -11,7 +11,10 @@ from pytest_npu.core.exceptions import (
     DevicePoisoned,
     DeviceUnavailable,
     EventLogError,
+    LedgerError,
     LockTimeout,
+    NoCheckpoint,
+    NotTakingPart,
     NpuPluginError,
     RecordError,
 )
@@ -20,7 +23,10 @@ __all__ = [
     "DevicePoisoned",
     "DeviceUnavailable",
     "EventLogError",
+    "LedgerError",
     "LockTimeout",
+    "NoCheckpoint",
+    "NotTakingPart",
     "NpuPluginError",
     "RecordError",
 ]

@@ -45,3 +45,12 @@ def pytest_npu_preflight(config: pytest.Config, device: Device | None) -> list[d
 @pytest.hookspec()
 def pytest_npu_reports(config: pytest.Config, folders: dict[str, Path]) -> None:
     """The reports of the run were written; `folders` has the run folder of every model."""
+
+
+@pytest.hookspec()
+def pytest_npu_event(config: pytest.Config, event: dict[str, Any]) -> None:
+    """An event of the run was logged, in this process or in a worker of pytest-xdist.
+
+    `pytest_npu.core.events` lists events and their fields. Events of workers arrive in a thread of their own:
+    an implementation must not raise.
+    """

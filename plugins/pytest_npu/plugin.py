@@ -1,7 +1,7 @@
 """Hooks of every run with the plugin installed; each docstring names the hook it implements.
 
-They are all that an unrelated suite pays for. The hooks that do the work are in `active`; it is imported when
-an option of ours is given, or when a test of ours is met.
+They are all that an unrelated suite pays for. The objects that do the work are made by `core.wake`, when an
+option of ours is given or when a test of ours is met: only hooks of this module call it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import contextlib
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_npu import newhooks
 from pytest_npu.bridges import benchmark_fixture
-from pytest_npu.core.constants import AWAKE, EXPECTED_KEY, FD_ENV, SUITE
+from pytest_npu.core.constants import COLLECTION, EXPECTED_KEY, FD_ENV, SUITE
 from pytest_npu.core.fixtures import (
     deployment,
     device_clock,
     hf_reference,
     model_folder,
+    npu_deployments,
     npu_device,
     npu_lock,
     npu_options,
@@ -31,11 +32,15 @@ from pytest_npu.core.flags import add_options, any_given
 from pytest_npu.core.models import ModelFolders, is_ours, is_perf_test, reaches_models
 from pytest_npu.core.phases import register_markers
 
+if TYPE_CHECKING:
+    from pytest_npu.core.collection import CollectionHooks
+
 __all__ = [
     "deployment",
     "device_clock",
     "hf_reference",
     "model_folder",
+    "npu_deployments",
     "npu_device",
     "npu_lock",
     "npu_options",
@@ -71,8 +76,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     """Markers and fixtures; the rest only when we are asked already; `pytest_configure`."""
     register_markers(config)
+    pytest.register_assert_rewrite(SUITE)  # a name for later: nothing is imported
     config.stash[_FOLDERS] = ModelFolders()
-    benchmark_fixture.register(config)
+    benchmark_fixture.register(config, _wake)
     if _is_wanted_now(config):
         _wake(config)
 
@@ -90,17 +96,20 @@ def _is_wanted_now(config: pytest.Config) -> bool:
     return bool(config.getoption("htmlpath", None)) and reaches_models(config)
 
 
-def _wake(config: pytest.Config) -> None:
-    from pytest_npu.core.active import wake
+def _wake(config: pytest.Config) -> CollectionHooks:
+    """Take part in this run, once; the object that takes the collection."""
+    collection: CollectionHooks | None = config.pluginmanager.getplugin(COLLECTION)
+    if collection is None:
+        from pytest_npu.core.wake import wake
 
-    wake(config)
+        collection = wake(config)
+    return collection
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
     """Wake before the first test module of a model is imported; `pytest_collect_file`."""
     config = parent.config
     if file_path.suffix == ".py" and config.stash[_FOLDERS].of(file_path) is not None:
-        pytest.register_assert_rewrite(SUITE)
         with contextlib.suppress(pytest.UsageError):  # raised again when the collection is over: exit code 4
             _wake(config)
 
@@ -110,25 +119,20 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, Any, Any]:
     """Select and order after everybody else; `pytest_collection_modifyitems`."""
-    folders = config.stash[_FOLDERS]
     if getattr(config, "workerinput", None) and any(is_perf_test(item) for item in items):
-        _wake(config)
-        from pytest_npu.core.session import deselect_perf_tests
-        from pytest_npu.core.state import state_of
-
-        deselect_perf_tests(state_of(config), items)  # before pytest-benchmark warns of each
+        _wake(config).deselect_perf_tests(items)  # before pytest-benchmark warns of each
     result = yield
-    if config.pluginmanager.has_plugin(AWAKE) or any(is_ours(item, folders) for item in items):
-        _wake(config)
-        from pytest_npu.core.session import take_collection
-        from pytest_npu.core.state import state_of
-
-        take_collection(state_of(config), items)
+    folders = config.stash[_FOLDERS]
+    if config.pluginmanager.has_plugin(COLLECTION) or any(is_ours(item, folders) for item in items):
+        _wake(config).take(items)
     return result
 
 
 def pytest_npu_reports(config: pytest.Config, folders: dict[str, Path]) -> None:
-    """Keep the verdicts of whole phases in the models' gate ledgers; `pytest_npu_reports`."""
+    """Keep the verdicts of whole phases in the models' gate ledgers; `pytest_npu_reports`.
+
+    Here, as the supervisor of a run has reports and none of the other objects.
+    """
     from pytest_npu.ledger.feature import keep_verdicts
 
     keep_verdicts(config, folders)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from llms.verify.contract.faults import planted
 from npu_twin import compiler, faults, injection
 from npu_twin.exceptions import CompileError
 from npu_twin.faults import STAGES, Fault
@@ -157,11 +156,10 @@ FAULTS = (Fault("{name}", "silent", "what", "origin", "phase3", plant),)
 """
 QUESTIONS = """
 import added
-from llms.verify.contract.faults import planted
 from npu_twin import faults
 
 print(faults.names()[-1])
-with planted(faults.names()[-1]):
+with faults.load()[-1].plant():
     print(added.state)
 print(added.state)
 """
@@ -196,11 +194,3 @@ def test_without_any_entry_point_the_remedy_is_named(monkeypatch: pytest.MonkeyP
             faults.load()
     finally:
         faults.load.cache_clear()
-
-
-def test_what_judges_plants_a_fault_by_its_name_alone() -> None:
-    with planted("lm_head_hangs"):
-        assert [fault.hang for fault in injection.active] == [True]
-    assert not injection.active
-    with pytest.raises(KeyError, match=r"no fault 'gremlin'; known: .*rope_theta_tenth"):
-        planted("gremlin")

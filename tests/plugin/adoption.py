@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GATES = ["contract", "records", "consistency", "topk_gate", "continuation", "end_of_text", "diagnosis"]
+#: Tests that judge a deployment which offers what the contract asks for and no more.
+JUDGED = {
+    "test_contract",
+    *(f"test_reference[{check}]" for check in ("weights", "config", "rope", "tokens", "reference")),
+    "test_block",
+    "test_reference_ladder[plain_reference]",
+    "test_records",
+    "test_topk_gate",
+    "test_diagnosis_cosine",
+    *(f"test_ladder[{rung}]" for rung in ("plain_reference", "self_consistency", "determinism")),
+    "test_end_of_text",
+}
 TEXT = "the quick fox jumps over the lazy dog a river runs through the old town and nobody saw it at all"
 
 
@@ -54,9 +65,21 @@ class Adoption:
     reports: Path
 
     def outcomes(self, model: str) -> dict[str, str]:
+        return {name: test["outcome"] for name, test in self.tests(model).items()}
+
+    def tests(self, model: str) -> dict[str, dict[str, Any]]:
         (path,) = self.reports.glob(f"{model}/*/results.json")
         tests: list[dict[str, Any]] = json.loads(path.read_text())["tests"]
-        return {test["nodeid"].partition("::")[2]: test["outcome"] for test in tests}
+        return {test["nodeid"].partition("::")[2]: test for test in tests}
+
+    def assert_judged(self, model: str, but: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        """Everything that is on offer was judged and is right, but for what fails; the rest says why not."""
+        outcomes = self.outcomes(model)
+        assert {name for name, outcome in outcomes.items() if outcome == "passed"} == JUDGED - but, self.text
+        assert {name for name, outcome in outcomes.items() if outcome == "failed"} == but, self.text
+        others = [test for name, test in self.tests(model).items() if name not in JUDGED]
+        assert others, self.text
+        assert all(t["outcome"] == "skipped" and t["reason"].startswith("not offered") for t in others)
 
 
 def adopt(work: Path, target: Path, checkpoint: Path, *args: str, **variables: str) -> Adoption:

@@ -238,6 +238,7 @@ def events(model: str = "smollm2_135m", t0: float = 1.79e9) -> list[dict[str, An
         pid=4242,
         python="3.11.7",
         platform="Linux-6.14-x86_64",
+        cpu="Some CPU (6/1/2); avx512f",
         versions={"pytest": "9.2.0", "torch": "2.13.0", "transformers": "5.24.0"},
         options={"prompts": 3, "n_tokens": 32, "model": None},
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from adoption import GATES, adopt, random_llama
+from adoption import JUDGED, adopt, random_llama
 
 FOREIGN = Path(__file__).parents[1] / "silicon" / "foreign_examples"
 FEW = ("--npu-prompts", "1", "--npu-n-tokens", "6", "--no-phase-order")
@@ -63,7 +63,7 @@ def test_scripts_around_sys_path(foreign: Path, checkpoint: Path, tmp_path: Path
         *FEW,
         ALPHA_WEIGHTS=str(checkpoint),
     )
-    assert run.outcomes("alpha") == dict.fromkeys(GATES, "passed"), run.text
+    run.assert_judged("alpha")
     assert "leaves threads running that its process waits for (poller)" in run.text
     assert "leaves 1 processes behind, which keep the device; they were ended" in run.text
     assert left_behind(tmp_path / "work") == []
@@ -75,8 +75,10 @@ def test_a_package_that_forks(foreign: Path, checkpoint: Path, tmp_path: Path) -
     """Relative imports, tensors, keyword arguments, a reference of its own, a second process at import."""
     before = content(foreign)
     run = adopt(work(tmp_path), foreign / "packaged" / "beta", checkpoint, *FEW, BETA_WEIGHTS=str(checkpoint))
-    assert run.outcomes("beta") == dict.fromkeys(GATES, "passed"), run.text
-    assert "own reference model: no per-layer comparison" in run.text
+    outcomes, blind = run.outcomes("beta"), {"test_block", "test_diagnosis_cosine"}
+    assert {name for name, outcome in outcomes.items() if outcome == "passed"} == JUDGED - blind, run.text
+    reasons = {run.tests("beta")[name]["reason"] for name in blind}
+    assert reasons == {"not offered: own reference model: no per-layer comparison"}
     assert content(foreign) == before
 
 
@@ -138,7 +140,7 @@ HABITS = {
     ),
     "KeyboardInterrupt in prefill": (
         {"prefill": "raise KeyboardInterrupt"},
-        r"job 0 .*: KeyboardInterrupt",
+        r"prefill of \d+ tokens: KeyboardInterrupt",
         "",
     ),
     "dies of a signal": (
@@ -154,7 +156,7 @@ HABITS = {
     ),
     "never ends at exit": (
         {"top": "import atexit; atexit.register(time.sleep, 3602)"},
-        "other logits after another one|disagree",
+        "kl_max .* limit",
         "",
     ),
     "texts for logits": (
@@ -195,5 +197,7 @@ def test_a_habit_ends_in_a_verdict(habit: str, checkpoint: Path, tmp_path: Path)
     assert run.code == 1, run.text
     assert re.search(said, run.text), run.text
     assert printed in run.text
-    assert run.outcomes("model") == {"consistency": "failed"}
+    outcomes = run.outcomes("model")
+    assert set(outcomes) == {"test_ladder[self_consistency]"}
+    assert set(outcomes.values()) <= {"failed", "error"}
     assert left_behind(tmp_path / "work") == []

@@ -17,11 +17,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from adoption import random_llama
 
-from llms.verify.foreign.deployment import Adopted, Settings
-from llms.verify.foreign.gates import GATES
+from llms.verify.foreign.remote import RemoteAdapter, RemoteDeployment, RemoteSettings
+from llms.verify.gates.phase6.gate import diagnosis_gate, topk_gate
+from llms.verify.ladder.climbing import Ladder
 
 EXAMPLE = Path(__file__).parents[1] / "silicon" / "adopted_example"
-JUDGES = {gate.name: gate.judge for gate in GATES}
+N_TOKENS = 10
 WRAP = """
 
 _prefill, _decode = Runner.prefill, Runner.decode_step
@@ -58,14 +59,14 @@ class Weakness:
 
 WEAKNESSES = {
     "a scale error of the logits is invisible to the token-set gate": Weakness(
-        "continuation",
+        "plain_reference",
         "kl_mean .* limit",
         "record.logits_at_pred = record.logits_at_pred * 2",
         "record.lm_head_logits = row * 2",
         blind=("topk_gate",),
     ),
     "nothing after the first divergence is looked at": Weakness(
-        "continuation", "kl_max .* at prompt 0 .*decode step", decode=HIDDEN_FAULT, blind=("topk_gate",)
+        "plain_reference", "kl_max .* at prompt 0 .*decode step", decode=HIDDEN_FAULT, blind=("topk_gate",)
     ),
     "logits that are NaN pass": Weakness(
         "topk_gate", "not finite", decode="row[3:] = np.nan if step > 4 else row[3:]"
@@ -74,22 +75,24 @@ WEAKNESSES = {
         "topk_gate", "top-1|top1|own", decode="record.top1_token = int(np.argsort(row)[-2])"
     ),
     "layers that give nothing are skipped silently": Weakness(
-        "records", "layer 1 is missing", "record.layer_intermediates[1:2] = [{}] if not self.lite else []"
+        "diagnosis",
+        "layer 1 ffn_out is missing",
+        "record.layer_intermediates[1:2] = [{}] if not self.lite else []",
     ),
     "positions of padding are recorded": Weakness(
-        "records",
-        "layer 0 has shape .* real positions only",
+        "diagnosis",
+        "prefill layer 0 ffn_out: shapes differ",
         "for l in record.layer_intermediates: l['ffn_out'] = np.concatenate([l['ffn_out']] * 2)",
     ),
     "decode carries state from the prompt before": Weakness(
-        "consistency",
-        "per-prompt state is not reset",
+        "determinism",
+        "prefill: repeated, .* logits differ",
         "record.logits_at_pred = record.logits_at_pred * (1 + 1e-3 * getattr(self, 'runs', 0)); "
         "self.runs = getattr(self, 'runs', 0) + 1",
     ),
     "decode positions are off by one": Weakness(
-        "consistency",
-        "prefill of n\\+1 tokens and prefill of n plus one decode step disagree",
+        "self_consistency",
+        "kl_max .* against a prefill of as many tokens: limit",
         decode="record = _decode(self, input_token, current_pos + 1)",
     ),
 }
@@ -111,10 +114,25 @@ def test_a_weakness_is_caught_by(
     tree = Path(shutil.copytree(EXAMPLE / "llms", tmp_path / "llms"))
     adapter = tree / "second_llama" / "verify_adapter.py"
     adapter.write_text(adapter.read_text() + WRAP.format(prefill=plant.prefill, decode=plant.decode))
-    adopted = Adopted(adapter.parent, Settings(prompts=1, n_tokens=10, use_cache=False))
+    deployment = RemoteDeployment(
+        RemoteAdapter(adapter.parent, RemoteSettings(pyxrt="npu_twin.pyxrt")), use_cache=False
+    )
     for name in plant.blind:
-        verdict = JUDGES[name](adopted)
-        assert verdict.ok, verdict.message
-    verdict = JUDGES[plant.gate](adopted)
-    assert not verdict.ok
-    assert re.search(plant.says, verdict.message, re.DOTALL), verdict.message
+        ok, message = judged(name, deployment)
+        assert ok, message
+    ok, message = judged(plant.gate, deployment)
+    assert not ok
+    assert re.search(plant.says, message, re.DOTALL), message
+
+
+def judged(gate: str, deployment: RemoteDeployment) -> tuple[bool, str]:
+    """Verdict and text of a gate, or of a rung of the ladder."""
+    prompts, reference = deployment.prompts(1), deployment.hf_reference()
+    if gate == "topk_gate":
+        outcome = topk_gate(deployment, reference, prompts, N_TOKENS)
+        return outcome.ok, outcome.message
+    if gate == "diagnosis":
+        outcome = diagnosis_gate(deployment, reference, prompts[0])
+        return outcome.ok, outcome.message
+    rung = Ladder(deployment, reference, prompts, N_TOKENS).climb().rung(gate)
+    return rung.ok, rung.message()

@@ -15,8 +15,8 @@ def test_nothing_heavy():
     assert not heavy & set(sys.modules), heavy & set(sys.modules)
 def test_only_what_every_run_needs():
     ours = {name.partition(".")[2] for name in sys.modules if name.startswith("pytest_npu.")}
-    assert ours <= {"plugin", "flags", "fixtures", "models", "phases", "constants", "exceptions", "newhooks",
-                    "benchmark_fixture"}, ours
+    core = {"core." + name for name in ("flags", "fixtures", "models", "phases", "constants", "exceptions")}
+    assert ours <= {"plugin", "newhooks", "core", *core, "bridges", "bridges.benchmark_fixture"}, ours
 def test_environment():
     assert "OMP_WAIT_POLICY" not in os.environ
 """

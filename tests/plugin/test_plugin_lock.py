@@ -20,7 +20,7 @@ from pytest_npu.device.lock import LockConfig, NpuLock
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from pytest_npu.lock import LockConfig, NpuLock
+from pytest_npu.device.lock import LockConfig, NpuLock
 lock = NpuLock(LockConfig(Path(sys.argv[1]), timeout=float(sys.argv[2])))
 lock.acquire()
 print("held", flush=True)
@@ -297,7 +297,7 @@ def test_note_in_the_file_is_gone_after_release_and_stale_notes_are_not_believed
 RACE = """
 import os, sys, time
 from pathlib import Path
-from pytest_npu.lock import LockConfig, NpuLock
+from pytest_npu.device.lock import LockConfig, NpuLock
 lock, marks = Path(sys.argv[1]), Path(sys.argv[2])
 for _ in range(5):
     with NpuLock(LockConfig(lock, timeout=60, poll=0.002)):

@@ -19,7 +19,6 @@ from npu_deploy.cli import app
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 MODELS = ("llama32_1b", "qwen2", "qwen3_0_6b", "smollm2_135m")
-DEVELOPMENT = ("progress", "LESSONS", "debug_log", "phase_timing")
 THREE_B: dict[str, Any] = {
     "model_type": "qwen2",
     "hidden_size": 2048,
@@ -269,10 +268,7 @@ def test_a_new_folder_reads_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "TODO.md",
         "Makefile",
         ".gitignore",
-        "docs/development_progress/progress.md",
-        "docs/development_progress/LESSONS.md",
-        "docs/development_progress/debug_log.md",
-        "docs/development_progress/phase_timing.md",
+        "LESSONS.md",
     ):
         assert (folder / path).read_text().strip(), path
     assert str(checkpoint) in (folder / "some_model_v2_weights.py").read_text()
@@ -303,7 +299,7 @@ def test_documents_of_the_models_are_up_to_date(model: str) -> None:
 
     for path, text in model_docs.texts(folders.find(model)).items():
         assert (LLMS / model / path).read_text() == text, f"{model}/{path} is out of date"
-    for path in ("TODO.md", *(f"docs/development_progress/{name}.md" for name in DEVELOPMENT)):
+    for path in ("TODO.md", "LESSONS.md"):
         assert (LLMS / model / path).read_text().strip(), path
 
 

@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu import LedgerError, NoCheckpoint
 from pytest_npu.ledger import store as ledger
+from pytest_npu.report.model import build_run_report
 
-from llms.verify.contract.models import ModelFolder, read_folder
-from npu_deploy import documents, folders, run, status
+from llms.verify.contract.models import ROOT, ModelFolder, read_folder, report_root
+from npu_deploy import documents, run, status
 from npu_deploy.documents import PhaseResult
-from npu_deploy.errors import GATE_FAILED, NOTHING_RAN, OK, PRECONDITION, DeployError
+from npu_deploy.errors import (
+    BAD_CHECKPOINT,
+    GATE_FAILED,
+    NOTHING_RAN,
+    OK,
+    PRECONDITION,
+    DeployError,
+    ledger_errors,
+)
 
 PARTS = ledger.Identity("p" * 16, "w" * 16, "a" * 16, "t" * 16, "g" * 16, "n" * 16)
 
@@ -47,8 +57,17 @@ def test_what_is_appended_is_read_back_and_a_torn_line_is_left_out(tmp_path: Pat
 def test_a_file_that_is_no_ledger_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text('{"other": 1}\n{"other": 2}\n')
-    with pytest.raises(DeployError, match="line 1 is no ledger entry"):
+    with pytest.raises(LedgerError, match="line 1 is no ledger entry"):
         ledger.read(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(LedgerError("x"), PRECONDITION), (NoCheckpoint("x"), BAD_CHECKPOINT)]
+)
+def test_commands_end_with_the_exit_code_of_what_is_wrong(error: LedgerError, code: int) -> None:
+    with pytest.raises(DeployError, match="x") as caught, ledger_errors():
+        raise error
+    assert caught.value.exit_code == code
 
 
 @pytest.mark.parametrize("part", asdict(PARTS))
@@ -92,7 +111,7 @@ def test_out_of_order_is_seen() -> None:
 
 
 def result(phase: int, verdict: str) -> PhaseResult:
-    return PhaseResult(phase, "x", verdict, {"passed": 1}, "s", "e", 60.0, 20.0, 10.0)
+    return PhaseResult(phase, "x", verdict, {"passed": 1}, "s", "e", 60.0, 10.0)
 
 
 def test_nothing_behind_the_first_non_pass_counts() -> None:
@@ -103,8 +122,7 @@ def test_nothing_behind_the_first_non_pass_counts() -> None:
 
 
 def test_a_phase_without_a_test_is_never_pass() -> None:
-    done = run._Done(0)
-    found = run._phase_result(3, done)
+    found = run._phase_result(3, None)
     assert found.verdict == run.NO_TESTS
     assert run._exit_code([result(2, "PASS"), found], 0) == NOTHING_RAN
 
@@ -116,8 +134,8 @@ def test_phases_are_those_that_tests_mark(model: ModelFolder) -> None:
 
 
 def test_device_time_is_taken_off_only_where_it_is_real() -> None:
-    assert result(0, "PASS").remaining_s(measured=True) == 30.0
-    assert result(0, "PASS").remaining_s(measured=False) == 40.0
+    assert result(0, "PASS").remaining_s(measured=True) == 50.0
+    assert result(0, "PASS").remaining_s(measured=False) == 60.0
 
 
 def facts(model: ModelFolder, **changes: Any) -> documents.Facts:
@@ -152,20 +170,26 @@ def test_documents_keep_what_people_wrote_and_say_what_happened(model: ModelFold
     before = text
     documents.write_all(facts(model), model.folder)
     assert todo.read_text() == before
-    timing = (model.folder / "docs" / "development_progress" / "phase_timing.md").read_text()
-    assert timing.count("| 0 x | s | e | 1.00 | 0.33 | 0.167 | 0.67 | twin (modelled) | PASS |") == 2
+    timing = (documents.results_of(model) / "phase_timing.md").read_text()
+    assert timing.count("| 0 x | s | e | 1.00 | 0.167 | 1.00 | twin (modelled) | PASS |") == 2
 
 
-def test_documents_do_not_say_where_the_source_tree_is(model: ModelFolder, tmp_path: Path) -> None:
+def test_results_go_below_reports_and_the_folder_keeps_its_list(model: ModelFolder, tmp_path: Path) -> None:
     run_folder = tmp_path / "run"
     run_folder.mkdir()
-    tree = documents.ROOT.parent
-    (run_folder / "evaluation_report.md").write_text(f"pytest {tree}/llms --rootdir={tree}\n")
-    inside = replace(model, folder=documents.ROOT / "thing")
-    documents.write_all(facts(inside, run_folder=run_folder), tmp_path / "out")
-    for path in (tmp_path / "out").rglob("*.md"):
-        assert str(tree) not in path.read_text(), path
-    assert (tmp_path / "out" / "docs" / "evaluation_report.md").read_text() == "pytest llms --rootdir=.\n"
+    (run_folder / "evaluation_report.md").write_text("what the plugin wrote\n")
+    written = documents.write_all(facts(model, run_folder=run_folder), model.folder)
+    results = tmp_path / "reports" / "thing"
+    names = ["phase_timing.md", "progress.md", "evaluation_report.md", "handoff.md"]
+    assert sorted(written) == sorted([model.folder / "TODO.md", *(results / name for name in names)])
+    assert (results / "evaluation_report.md").read_text() == "what the plugin wrote\n"
+    assert {path.name for path in model.folder.iterdir()} == {"tests", "verify_adapter.py", "TODO.md"}
+
+
+def test_no_result_of_a_run_is_committed() -> None:
+    kept = {path.name for path in ROOT.glob("*/*.md")}
+    assert kept == {"README.md", "ARCHITECTURE.md", "LESSONS.md", "TODO.md"}
+    assert not list(ROOT.glob("*/docs"))
 
 
 def test_the_hand_off_of_a_stopped_run_names_the_phase(model: ModelFolder) -> None:
@@ -173,30 +197,37 @@ def test_the_hand_off_of_a_stopped_run_names_the_phase(model: ModelFolder) -> No
         model, phases=[result(0, "PASS"), replace(result(1, "FAIL"), reason="too far")], complete=False
     )
     documents.write_all(stopped, model.folder)
-    page = (model.folder / "docs" / "handoff.md").read_text()
+    page = (documents.results_of(model) / "handoff.md").read_text()
     assert "hand-off (stopped)" in page
     assert "Stopped at phase 1 x: FAIL. too far" in page
     assert "--from 1" in page
 
 
-def test_documents_of_a_committed_model_go_to_its_reports(model: ModelFolder) -> None:
-    assert documents.home(model, None) == folders.report_root(model) / "thing"
+def test_the_list_of_a_committed_model_goes_to_its_results(model: ModelFolder) -> None:
+    results = report_root(model.folder) / "thing"
+    assert documents.home(model, None) == results
     assert documents.home(model, True) == model.folder
     (model.folder / "deployment.json").write_text(json.dumps({}))
     assert documents.home(model, None) == model.folder
-    assert documents.home(model, False) == folders.report_root(model) / "thing"
+    assert documents.home(model, False) == results
 
 
-def test_spans_of_phases_from_events() -> None:
-    def event(kind: str, t: float, node: str, phase: int | None = None) -> dict[str, Any]:
-        return {"event": kind, "t": t, "nodeid": node, "phase": phase}
+def test_a_phase_lasts_from_its_first_start_to_its_last_end() -> None:
+    def event(kind: str, t: float, node: str, phase: int, **fields: Any) -> dict[str, Any]:
+        return {"event": kind, "t": t, "nodeid": node, "phase": phase, **fields}
 
+    call = {"when": "call", "outcome": "passed", "duration_s": 1.0, "device_s": 0.5}
     events = [
         event("test_start", 10.0, "a", 0),
-        event("test_finish", 12.0, "a"),
+        event("test_phase", 11.0, "a", 0, **call),
+        event("test_finish", 12.0, "a", 0),
         event("test_start", 13.0, "b", 0),
-        event("test_phase", 15.0, "b", 0),
+        event("test_phase", 15.0, "b", 0, **call),
         event("test_start", 20.0, "c", 1),
-        event("test_finish", 29.0, "c"),
+        event("test_finish", 29.0, "c", 1),
+        {"event": "session_finish", "t": 30.0, "exit_status": 0},
     ]
-    assert run._spans(events) == {0: (10.0, 15.0), 1: (20.0, 29.0)}
+    phases = build_run_report("thing", events).phases
+    assert [(p.started_at, p.ended_at, p.device_s) for p in phases] == [(10.0, 15.0, 1.0), (20.0, 29.0, 0.0)]
+    found = run._phase_result(0, build_run_report("thing", events))
+    assert (found.wall_s, found.device_s) == (5.0, 1.0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_npu import LedgerError
 from pytest_npu.ledger import judging, verdicts
 from pytest_npu.ledger import store as ledger
 from pytest_npu.report.model import RunReport
@@ -20,7 +21,6 @@ from typer.testing import CliRunner
 from kernel_registry import registry_lookup
 from llms.verify.contract.models import read_folder
 from npu_deploy.cli import app
-from npu_deploy.errors import DeployError
 from npu_deploy.new import new_model
 
 LLMS = Path(__file__).resolve().parents[2] / "llms"
@@ -166,7 +166,7 @@ def test_code_that_changed_during_the_run_leaves_no_verdict(deployed: Deployed) 
     path = deployed.shared / "llms" / "verify" / "contract" / "topk.py"
     later = time.time() + 5
     os.utime(path, (later, later))
-    with pytest.raises(DeployError, match=r"gates changed during the run \(topk.py\)"):
+    with pytest.raises(LedgerError, match=r"gates changed during the run \(topk.py\)"):
         deployed.keep({0: "PASS"})
     assert not ledger.path_of(read_folder(deployed.folder)).exists()
 

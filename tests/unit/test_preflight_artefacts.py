@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pytest_npu.device.preflight import artefacts
 
 from llms.llama_kernel_builder.bench import spec_of
-from llms.llama_kernel_builder.exceptions import ToolkitError
+from llms.llama_kernel_builder.deployment import artefact_list
+from llms.verify.contract.abilities import offered
 from llms.verify.contract.models import ROOT
 
 MODEL = "llama32_1b"
@@ -37,10 +39,9 @@ def make(device, model):
 def listed(phases: set[int], kernels: list[object] | None = None) -> dict[str, str]:
     """Digest -> name of what preflight lists for these phases on the tiny checkpoint."""
     adapter = importlib.import_module(f"llms.{MODEL}.verify_adapter")
-    chosen = artefacts.selection(FOLDER, phases, kernels, checkpoint=TINY)
-    found = artefacts.needed(MODEL, adapter, chosen)
-    assert found is not None
-    return {program.digest: program.name for program in found[1]}
+    wanted = artefacts.request(FOLDER, phases, kernels, checkpoint=TINY)
+    needed = offered(adapter, "needed_artefacts")(wanted)
+    return {program.digest: program.name for program in needed.artefacts}
 
 
 @pytest.mark.slow
@@ -96,16 +97,15 @@ def test_selected_kernels_alone_are_needed() -> None:
 
 def test_longer_prompts_are_measured_in_longer_programs() -> None:
     adapter = importlib.import_module(f"llms.{MODEL}.verify_adapter")
-    found = artefacts.needed(MODEL, adapter, artefacts.Selection({4}, prompt_len=200))
-    assert found is not None
-    assert {p.name.partition(".")[0] for p in found[1] if "." in p.name} >= {"rms_gemms_rope_s256"}
+    needed = offered(adapter, "needed_artefacts")(artefacts.published_request({4}, prompt_len=200))
+    assert {p.name.partition(".")[0] for p in needed.artefacts if "." in p.name} >= {"rms_gemms_rope_s256"}
 
 
 def test_the_finding_names_programs_and_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_ARTEFACTS", str(tmp_path))
     adapter = importlib.import_module(f"llms.{MODEL}.verify_adapter")
-    selection = artefacts.selection(FOLDER, {1, 3}, checkpoint=TINY)
-    finding = artefacts.check(MODEL, adapter, selection)
+    wanted = artefacts.request(FOLDER, {1, 3}, checkpoint=TINY)
+    finding = artefacts.check(MODEL, adapter, wanted)
     assert finding is not None
     programs = finding.data["programs"]
     assert f"{len(programs)} of {len(programs)} for phase 1, 3 missing in {tmp_path}" in finding.value
@@ -113,10 +113,10 @@ def test_the_finding_names_programs_and_phases(tmp_path: Path, monkeypatch: pyte
     entries = {p["digest"]: {"name": p["name"], "file": "any.elf"} for p in programs if p["phases"] != [1]}
     (tmp_path / "any.elf").write_bytes(b"x")
     (tmp_path / "manifest.json").write_text(json.dumps({"toolchain": "t 1", "entries": entries}))
-    finding = artefacts.check(MODEL, adapter, selection)
+    finding = artefacts.check(MODEL, adapter, wanted)
     assert finding is not None
     assert "for phase 1 missing" in finding.value
-    finding = artefacts.check(MODEL, adapter, artefacts.selection(FOLDER, {3}, checkpoint=TINY))
+    finding = artefacts.check(MODEL, adapter, artefacts.request(FOLDER, {3}, checkpoint=TINY))
     assert finding is not None
     assert finding.status == "ok"
 
@@ -124,8 +124,8 @@ def test_the_finding_names_programs_and_phases(tmp_path: Path, monkeypatch: pyte
 def test_memory_is_that_of_the_checkpoint_that_runs() -> None:
     from pytest_npu.device import preflight
 
-    chosen = artefacts.selection(FOLDER, {6}, checkpoint=TINY)
-    (tiny,) = [f for f in preflight.examine_model(FOLDER, chosen) if f.name == "RAM"]
+    wanted = artefacts.request(FOLDER, {6}, checkpoint=TINY)
+    (tiny,) = [f for f in preflight.examine_model(FOLDER, wanted) if f.name == "RAM"]
     (published,) = [f for f in preflight.examine_model(FOLDER) if f.name == "RAM"]
     assert tiny.data["needed"] < published.data["needed"] / 3
 
@@ -136,9 +136,14 @@ def test_a_toolchain_that_builds_needs_nothing_before(monkeypatch: pytest.Monkey
     finding = artefacts.check(MODEL, adapter)
     assert finding is not None
     assert (finding.status, "NPU_TOOLCHAIN" in finding.remedy) == ("bad", True)
-    monkeypatch.setattr("llms.llama_kernel_builder.toolchains.seam.toolchain_for", lambda *a: object())
+    monkeypatch.setattr(artefact_list, "toolchain_for", lambda *arguments: object())
     assert artefacts.check(MODEL, adapter) is None
     monkeypatch.undo()
     monkeypatch.setenv("NPU_TOOLCHAIN", "no:thing")
-    with pytest.raises(ToolkitError):
-        artefacts.needed(MODEL, adapter)
+    finding = artefacts.check(MODEL, adapter)
+    assert finding is not None
+    assert (finding.status, finding.remedy) == ("bad", "correct or unset $NPU_TOOLCHAIN")
+
+
+def test_an_adapter_without_the_ability_needs_nothing_before() -> None:
+    assert artefacts.check("foreign", ModuleType("verify_adapter")) is None

@@ -17,7 +17,7 @@ from llms.llama_kernel_builder.llama_loop import all_programs
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.program import Program
 from llms.verify.contract.deployment import load_adapter
-from npu_deploy import scaffold
+from npu_deploy import gate_tests, scaffold
 from npu_twin import compiler
 from npu_twin.listing import Listing
 
@@ -117,7 +117,7 @@ def test_scaffolded_code(snapshot):
 
 
 def test_scaffolded_files_and_headings(snapshot, tmp_path):
-    scaffold.copy_tests(tmp_path)
+    gate_tests.write(tmp_path)
     documents = {
         path: [line for line in text.splitlines() if line.startswith("#")] if path.endswith(".md") else []
         for path, text in rendered_scaffold().items()

@@ -264,7 +264,6 @@ class Subject:
         self.checkpoint = self.reference_checkpoint = checkpoint
         self._runner = runner
         self._kept: dict[Any, Any] = {}
-        self._errors: dict[Any, Exception] = {}
         self.events: list[str] = []
 
     def runner(self, max_seq: int) -> Any:

@@ -176,7 +176,7 @@ def test_all_outcomes_are_recorded_and_the_last_decides() -> None:
         Outcome("detail", True, {"a": 1}),
         Outcome.of("verdict", "gate", ["it is wrong"], {"b": 2}),
     )
-    with pytest.raises(AssertionError, match=r"gate:\n  it is wrong"):
+    with pytest.raises(AssertionError, match=r"gate:\n\s+it is wrong"):
         suite.judge(record, lambda: (detail, verdict))
     assert records == [("detail", {"a": 1}), ("verdict", {"b": 2})]
     suite.judge(record, lambda: Outcome.of("verdict", "gate", [], {}))

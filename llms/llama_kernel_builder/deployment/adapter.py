@@ -15,6 +15,7 @@ from llms.llama_kernel_builder.deployment.runner import ProductionRunner
 from llms.llama_kernel_builder.deployment.session import InferenceModule, Session
 from llms.llama_kernel_builder.exceptions import ConfigError
 from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.verify.contract.abilities.artefacts import ArtefactList, ArtefactRequest
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ class ModelAdapter:
         """Single kernels of the configuration in an HF folder, or of the published one; needs no weights."""
         config = self.config if folder is None else ModelConfig.from_hf_folder(folder)
         return ModelBench(self.inference.MODEL, self.inference.SEQUENCE, config)
+
+    def needed_artefacts(self, request: ArtefactRequest) -> ArtefactList | None:
+        """What has to be compiled before a run on silicon; None when it is compiled on demand."""
+        from llms.llama_kernel_builder.deployment.artefact_list import needed_artefacts
+
+        return needed_artefacts(self.inference, request.config or self.config, request)
 
 
 _SHAPES = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")

@@ -96,7 +96,7 @@ class Deployment:
     Attributes:
         folder: the model's folder.
         name: its name, which reports use.
-        adapter: the loaded adapter module.
+        adapter: the loaded adapter module, or an object with the names of the contract.
         use_cache: whether reference runs come from and go to the disk cache.
         choice: key of ``MODEL_CHOICES`` in use, or ``None`` for an explicit checkpoint.
         model_name: what ``resolve_model`` answered: a checkpoint id or a path.
@@ -105,7 +105,7 @@ class Deployment:
     def __init__(
         self,
         folder: Path,
-        adapter: ModuleType,
+        adapter: Any,
         *,
         checkpoint: Path | str | None = None,
         model_choice: str | None = None,
@@ -130,8 +130,7 @@ class Deployment:
         self.model_name = str(adapter.resolve_model(wanted))
         self._runners: dict[tuple[int, bool, bool], NpuRunner] = {}
         self._references: dict[tuple[str, bool], HFReference] = {}
-        self._kept: dict[Hashable, Any] = {}
-        self._errors: dict[Hashable, Exception] = {}
+        self._kept: dict[Hashable, tuple[Any, Exception | None]] = {}
 
     @classmethod
     def from_folder(
@@ -351,18 +350,17 @@ class Deployment:
         An error is kept as well and raised again, so that a device that fails is not tried by every test;
         ``retry`` computes again after an error.
         """
-        if key in self._errors and not retry:
-            error = self._errors[key]
-            raise error.with_traceback(None)
-        if key not in self._kept:
-            self._errors.pop(key, None)
+        kept = self._kept.get(key)
+        if kept is None or (retry and kept[1] is not None):
             try:
-                self._kept[key] = compute()
+                kept = self._kept[key] = compute(), None
             except Exception as error:
-                self._errors[key] = error
+                self._kept[key] = None, error
                 raise
-        kept: _T = self._kept[key]
-        return kept
+        elif kept[1] is not None:
+            raise kept[1].with_traceback(None)
+        value: _T = kept[0]
+        return value
 
     def hf_reference(self, *, dtype: str = "bfloat16", use_cache: bool | None = None) -> HFReference:
         """Return the HF reference of this deployment, one object per set of arguments.
@@ -441,8 +439,12 @@ def _names_checkpoint(name: str) -> bool:
 
 
 def _import_by_path(path: Path) -> ModuleType:
+    """Import the adapter of a folder that was made outside of this package (`npu-deploy new --into`).
+
+    One of another project belongs into a process of its own, see :mod:`llms.verify.foreign.remote`.
+    """
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    name = f"npu_foreign_adapter_{digest}"
+    name = f"npu_adapter_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     for folder in (path.parent.parent, path.parent):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,18 @@ class ModelFolder:
 def known_models(root: Path = ROOT) -> tuple[str, ...]:
     """Names of the model folders below ``root``, sorted."""
     return tuple(sorted(path.parent.name for path in root.glob(f"*/{ADAPTER}")))
+
+
+def in_checkout() -> bool:
+    """Whether this package is a writable source tree, so that new models belong into it."""
+    return (ROOT.parent / "pyproject.toml").is_file() and os.access(ROOT, os.W_OK)
+
+
+def report_root(folder: Path) -> Path:
+    """Where the results of models are: `reports/` of the source tree, or beside a folder elsewhere."""
+    if folder.parent != ROOT:
+        return folder.parent / "reports"
+    return (ROOT.parent if in_checkout() else Path.cwd()) / "reports"
 
 
 def model_folders(root: Path = ROOT) -> list[ModelFolder]:

@@ -1,11 +1,10 @@
 """The process in which a foreign adapter runs. Started by path, imports nothing of this project.
 
 A deployment that exists brings module names of its own (`llms`, `inference`, `weights`, ...), which clash
-with ours and with those of the next adapter; hence one process per gate and a hand-over by files.
+with ours and with those of the next adapter; hence one process per runner, and messages (see `process.py`).
 
-Usage: python adopted_worker.py REQUEST.json. The request names the command (`describe`, `capture` or
-`reference`), the adapter's folder and the file for the answer; arrays go to an .npz beside it. The answer is
-written in every case: what went wrong stands in it with the stage it happened in.
+Usage: python worker.py FD FOLDER SILICON. FD is a connected socket, FOLDER the adapter's, SILICON 1 or 0.
+Every request gets an answer: what went wrong stands in it with the stage it happened in.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import io
 import json
 import os
 import sys
@@ -23,6 +23,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +32,28 @@ import numpy as np
 Answer = dict[str, Any]
 
 PRODUCTION_PREFILL = "run_npu_prefill"
-RECORD_FIELDS = ("layer_intermediates", "final_hidden_normed", "logits_at_pred", "top1_token")
+PREFILL_FIELDS = ("layer_intermediates", "final_hidden_normed", "logits_at_pred", "top1_token")
+DECODE_FIELDS = ("lm_head_logits", "top1_token")
+#: Optional methods of a runner that are offered on, see `llms/verify/contract`.
+ABILITIES = ("decode_step_probed", "kv_cache", "prompt_limits", "rope_table", "device_arithmetic")
 
 
 class Stage:
     """Remembers what the worker is doing, for the answer of a failing one.
 
-    An adapter that forks and lets its child run on would have every job done twice: the child ends at its
-    next stage.
+    An adapter that forks and lets its child run on would have every answer given twice: the child ends at
+    its next stage.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._name = "start"
+        self.name = "start"
 
-    @property
-    def name(self) -> str:
-        """What is being done."""
-        return self._name
-
-    @name.setter
-    def name(self, name: str) -> None:
+    def enter(self, name: str) -> None:
+        """Go on to the next stage."""
         if os.getpid() != self._pid:
             os._exit(0)
-        self._name = name
-
-
-def top_k(logits: Any, k: int) -> list[int]:
-    """Ids of the k largest logits, largest first, ties by smaller id; NaN counts as smallest."""
-    values = np.nan_to_num(np.asarray(logits).astype(np.float64), nan=-np.inf)
-    return [int(token) for token in np.lexsort((np.arange(values.size), -values))[:k]]
+        self.name = name
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
@@ -71,26 +64,59 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def row_of(logits: Any) -> np.ndarray[Any, Any]:
-    """Logits as a float32 copy [vocab]."""
-    return np.array(as_array(logits), np.float32).reshape(-1)
+def floats(value: Any) -> np.ndarray[Any, Any]:
+    """A float32 copy, of bf16 arrays a bf16 one; of nothing an empty one."""
+    array = np.empty(0, np.float32) if value is None else as_array(value)
+    return np.array(array, array.dtype if array.dtype.name == "bfloat16" else np.float32)
 
 
-def step_of(token: Any, row: np.ndarray[Any, Any], k: int) -> Answer:
-    """One generated token as the token-set gate sees it."""
+def fields_of(record: Any, names: Sequence[str], what: str) -> list[Any]:
+    """The fields of a record, which may be of any class. Raises ValueError naming those that it lacks."""
+    missing = [name for name in names if not hasattr(record, name)]
+    if missing:
+        raise ValueError(f"the {what} record has no {', '.join(missing)}")
+    return [getattr(record, name) for name in names]
+
+
+def layers_of(layers: Any) -> list[Answer]:
+    """Layer outputs as records have them; an entry without one stays empty."""
+    outputs = [(layer or {}).get("ffn_out") for layer in layers or ()]
+    return [{} if one is None or not as_array(one).size else {"ffn_out": floats(one)} for one in outputs]
+
+
+def prefill_answer(record: Any) -> Answer:
+    """A prefill record for the other side."""
+    layers, final, logits, token = fields_of(record, PREFILL_FIELDS, "prefill")
     return {
-        "token": int(as_array(token).reshape(1)[0]),
-        "topk": top_k(row, k),
-        "finite": bool(np.isfinite(row).all()),
-        "vocab": int(row.size),
+        "layer_intermediates": layers_of(layers),
+        "final_hidden_normed": floats(final),
+        "logits_at_pred": floats(logits).reshape(-1),
+        "top1_token": int(as_array(token).reshape(1)[0]),
     }
 
 
-def prepare_imports(folder: Path, silicon: bool) -> None:
+def decode_answer(record: Any) -> Answer:
+    """A record of a decode step for the other side."""
+    logits, token = fields_of(record, DECODE_FIELDS, "decode")
+    return {"lm_head_logits": floats(logits).reshape(-1), "top1_token": int(as_array(token).reshape(1)[0])}
+
+
+def plain(value: Any) -> Any:
+    """The answer of an optional method as plain values and arrays."""
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    if isinstance(value, (tuple, list)):
+        return [plain(one) for one in value]
+    if isinstance(value, (int, float, str)) or value is None:
+        return value
+    return floats(value)
+
+
+def prepare_imports(folder: Path, pyxrt: str) -> None:
     """The import rules such a folder expects: its own modules, its siblings and `<parent>.<sibling>`.
 
     A parent without `__init__.py` becomes a package of its own, so that a folder called `llms` is the
-    adapter's and not an installed one. Without silicon `pyxrt` is the digital twin's.
+    adapter's and not an installed one. `pyxrt` names the module that is imported in its place, if any.
     """
     own = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(own)]
@@ -104,8 +130,8 @@ def prepare_imports(folder: Path, silicon: bool) -> None:
         sys.path.insert(0, str(folder.parent.parent))
     sys.meta_path.append(RelativeFinder(folder))
     sys.argv[:] = [str(folder / "verify_adapter.py")]  # of what parses arguments when it is imported
-    if not silicon and importlib.util.find_spec("npu_twin") is not None:
-        sys.meta_path.insert(0, TwinFinder())
+    if pyxrt and importlib.util.find_spec(pyxrt.partition(".")[0]) is not None:
+        sys.meta_path.insert(0, StandInFinder(pyxrt))
 
 
 class RelativeFinder:
@@ -121,21 +147,24 @@ class RelativeFinder:
         return importlib.machinery.PathFinder.find_spec(name, places) if path is None else None
 
 
-class TwinFinder:
-    """Imports `npu_twin.pyxrt` under the name pyxrt, and knows whether anybody did."""
+class StandInFinder:
+    """Imports another module under the name pyxrt, and knows whether anybody did."""
 
-    used = False
+    used: str | None = None
+
+    def __init__(self, module: str) -> None:
+        self._module = module
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Part of the import protocol."""
         if name != "pyxrt":
             return None
-        TwinFinder.used = True
+        StandInFinder.used = self._module
         return importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> Any:
-        """The twin's own module object."""
-        return importlib.import_module("npu_twin.pyxrt")
+        """The stand-in's own module object."""
+        return importlib.import_module(self._module)
 
     def exec_module(self, module: Any) -> None:
         """It has been executed under its own name."""
@@ -153,12 +182,6 @@ def load_adapter(folder: Path) -> Any:
     return importlib.import_module("verify_adapter")
 
 
-def model_name(adapter: Any, choice: str | None) -> str:
-    """What `resolve_model` answers for the wanted choice, or for the adapter's default."""
-    wanted = choice or getattr(adapter, "DEFAULT_MODEL", None) or next(iter(adapter.MODEL_CHOICES))
-    return str(adapter.resolve_model(wanted))
-
-
 def build_config(adapter: Any, name: str) -> Any:
     """Call `build_config`, with the model name when it takes one (the contract's own takes none)."""
     parameters = inspect.signature(adapter.build_config).parameters.values()
@@ -166,14 +189,14 @@ def build_config(adapter: Any, name: str) -> Any:
     return adapter.build_config(name) if takes else adapter.build_config()
 
 
-def describe(request: Answer, stage: Stage) -> Answer:
+def describe(folder: Path, choice: str | None, stage: Stage) -> Answer:
     """Names, signatures, configuration; builds and runs nothing."""
-    stage.name = "import"
-    adapter = load_adapter(Path(request["folder"]))
+    stage.enter("import")
+    adapter = load_adapter(folder)
     problems = []
     choices: Any = getattr(adapter, "MODEL_CHOICES", None)
     if not isinstance(choices, dict) or not choices:
-        problems.append("MODEL_CHOICES is no non-empty dict of key -> checkpoint id")
+        problems.append("MODEL_CHOICES is not a non-empty dict of key -> checkpoint id")
     for name in ("resolve_model", "build_config", "build_runner"):
         if not callable(getattr(adapter, name, None)):
             problems.append(f"{name} is missing")
@@ -186,9 +209,10 @@ def describe(request: Answer, stage: Stage) -> Answer:
             for name in ("npu_attn", "lite_mode")
             if name not in accepted
         ]
-    stage.name = "resolve_model"
-    name = model_name(adapter, request["choice"])
-    stage.name = "build_config"
+    stage.enter("resolve_model")
+    choice = choice or getattr(adapter, "DEFAULT_MODEL", None) or next(iter(choices))
+    name = str(adapter.resolve_model(choice))
+    stage.enter("build_config")
     config = build_config(adapter, name)
     problems += [
         f"build_config() has no {field}"
@@ -196,13 +220,14 @@ def describe(request: Answer, stage: Stage) -> Answer:
         if not hasattr(config, field)
     ]
     fields = {key: getattr(config, key) for key in dir(config) if not key.startswith("_")}
-    stage.name = "hf_reference"
+    stage.enter("hf_reference")
     reference = str(adapter.hf_reference(name)) if callable(getattr(adapter, "hf_reference", None)) else name
-    stage.name = "checkpoint"
+    stage.enter("checkpoint")
     return {
         "problems": problems,
-        "folder": checkpoint_folder(adapter, reference, Path(request["folder"])),
+        "folder": checkpoint_folder(adapter, reference, folder),
         "choices": {str(key): str(value) for key, value in choices.items()},
+        "choice": choice,
         "model_name": name,
         "reference": reference,
         "own_reference": callable(getattr(adapter, "build_hf_model", None)),
@@ -276,10 +301,10 @@ class Spy:
 def arrays_of(record: Any) -> dict[str, Any]:
     """The arrays of a prefill record by name, exactly the objects the adapter handed over."""
     layers = enumerate(record.layer_intermediates or ())
-    found = {f"layer {i}": (layer or {}).get("ffn_out") for i, layer in layers}
-    found["final_hidden_normed"] = record.final_hidden_normed
-    found["logits_at_pred"] = record.logits_at_pred
-    return {name: value for name, value in found.items() if value is not None and as_array(value).size}
+    handed = {f"layer {i}": (layer or {}).get("ffn_out") for i, layer in layers}
+    handed["final_hidden_normed"] = record.final_hidden_normed
+    handed["logits_at_pred"] = record.logits_at_pred
+    return {name: value for name, value in handed.items() if value is not None and as_array(value).size}
 
 
 def digests(arrays: dict[str, Any]) -> dict[str, str]:
@@ -290,194 +315,157 @@ def digests(arrays: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def sharing(arrays: dict[str, Any]) -> list[list[str]]:
-    """Pairs of layer records that are one piece of memory."""
-    layers = [name for name in arrays if name.startswith("layer ")]
-    return [
-        [a, b]
-        for i, a in enumerate(layers)
-        for b in layers[i + 1 :]
-        if isinstance(arrays[a], np.ndarray) and np.shares_memory(arrays[a], arrays[b])
-    ]
+class Service:
+    """Answers requests; each public method is a command."""
 
+    def __init__(self, folder: Path, stage: Stage) -> None:
+        self._folder = folder
+        self._stage = stage
+        self._runner: Any = None
+        self._model: Any = None
+        self._watched: dict[str, Any] = {}
 
-class Capture:
-    """Drives a runner over the jobs of a request."""
+    def describe(self, choice: str | None) -> Answer:
+        """Names, signatures, configuration; builds and runs nothing."""
+        return describe(self._folder, choice, self._stage)
 
-    def __init__(self, request: Answer, stage: Stage) -> None:
-        self.request = request
-        self.stage = stage
-        self.folder = Path(request["folder"])
-        self.k = int(request["k"])
-        self.arrays: dict[str, Any] = {}
-        self.answers: list[Answer] = []
-
-    def run(self) -> Answer:
-        """Build the runner and do all jobs."""
-        request, stage = self.request, self.stage
-        stage.name = "import"
-        adapter = load_adapter(self.folder)
-        stage.name = "build_config"
-        config = build_config(adapter, request["model_name"])
-        stage.name = "build_runner"
-        runner = adapter.build_runner(
-            request["model_name"],
-            config,
-            request["max_seq"],
-            tokenizer_of(request["tokenizer"]),
-            npu_attn=True,
-            lite_mode=request["lite_mode"],
-        )
-        lacking = [name for name in ("name", "prefill", "decode_step") if not hasattr(runner, name)]
+    def build_runner(self, model_name: str, tokenizer: str, max_seq: int, **options: bool) -> list[str]:
+        """Build the runner; names of the optional methods that it has."""
+        adapter, config = self._configured(model_name)
+        self._stage.enter("build_runner")
+        self._runner = adapter.build_runner(model_name, config, max_seq, tokenizer_of(tokenizer), **options)
+        lacking = [name for name in ("name", "prefill", "decode_step") if not hasattr(self._runner, name)]
         if lacking:
-            return {"problems": [f"the runner has no {', '.join(lacking)}"]}
-        answer: Answer = {"problems": [], "jobs": self.answers}
-        for index, job in enumerate(request["jobs"]):
-            stage.name = f"job {index} ({job['name']})"
-            self.answers.append(self._job(runner, index, job))
-            answer["problems"] += [
-                f"job {index} ({job['name']}): {p}" for p in self.answers[-1].get("problems", ())
-            ]
-            if answer["problems"]:
-                break  # later jobs may build on this one
-        close = getattr(runner, "close", None)
-        if callable(close):
-            close()
-        return answer
+            raise ValueError(f"the runner has no {', '.join(lacking)}")
+        return [name for name in ABILITIES if callable(getattr(self._runner, name, None))]
 
-    def _first_token_of(self, name: str | None) -> list[int]:
-        return [answer["steps"][0]["token"] for answer in self.answers if answer["name"] == name]
+    def _configured(self, model_name: str) -> tuple[Any, Any]:
+        self._stage.enter("import")
+        adapter = load_adapter(self._folder)
+        self._stage.enter("build_config")
+        return adapter, build_config(adapter, model_name)
 
-    def _job(self, runner: Any, index: int, job: Answer) -> Answer:
-        ids = np.array([*job["ids"], *self._first_token_of(job.get("and_token_of"))], np.int64)
-        answer: Answer = {"name": job["name"]}
-        if job.get("must_fail"):
-            try:
-                runner.prefill(ids)
-            except Exception as error:
-                return {**answer, "error": f"{type(error).__name__}: {error}"}
-            return {**answer, "error": None}
-        spy = Spy(self.folder, ids)
-        if job.get("spy"):
-            sys.setprofile(spy)
+    def prefill(self, ids: list[int]) -> Answer:
+        """Run a prompt."""
+        self._stage.enter(f"prefill of {len(ids)} tokens")
+        return prefill_answer(self._runner.prefill(np.array(ids, np.int64)))
+
+    def prefill_watched(self, ids: list[int]) -> Answer:
+        """Run a prompt under a profile function; what it handed over is compared by `changed` later on."""
+        self._stage.enter(f"prefill of {len(ids)} tokens")
+        spy = Spy(self._folder, np.array(ids, np.int64))
+        sys.setprofile(spy)
         try:
-            record = runner.prefill(ids)
+            record = self._runner.prefill(np.array(ids, np.int64))
         finally:
             sys.setprofile(None)
-        missing = [name for name in RECORD_FIELDS if not hasattr(record, name)]
-        if missing:
-            return {**answer, "problems": [f"the prefill record has no {', '.join(missing)}"]}
-        handed = arrays_of(record)
-        before = digests(handed)
-        row = row_of(record.logits_at_pred)
-        answer["steps"] = [step_of(record.top1_token, row, self.k)]
-        if job.get("keep_logits"):
-            rows = [row]
-        answer["shapes"] = {name: list(as_array(value).shape) for name, value in handed.items()}
-        if job.get("inside"):
-            answer["spy"] = spy.answer()
-            answer["shared_memory"] = sharing(handed)
-            answer["n_layers"] = len(record.layer_intermediates or ())
-            for name, value in handed.items():
-                self.arrays[f"{index}/{name}"] = np.array(as_array(value), np.float32)
-        forced = job.get("forced")
-        for step in range(job["n_tokens"] - 1):
-            token = int(forced[step]) if forced is not None else answer["steps"][-1]["token"]
-            done = runner.decode_step(token, ids.size + step)
-            row = row_of(done.lm_head_logits)
-            answer["steps"].append(step_of(done.top1_token, row, self.k))
-            if job.get("keep_logits"):
-                rows.append(row)
-        if job.get("keep_logits"):
-            self.arrays[f"{index}/logits"] = np.stack(rows)
-        if job.get("inside"):
-            after_decode = digests(handed)
-            runner.prefill(ids[::-1].copy())
-            after_prefill = digests(handed)
-            answer["changed"] = {
-                "decode_step": [name for name in before if before[name] != after_decode[name]],
-                "prefill": [name for name in before if before[name] != after_prefill[name]],
-            }
-        return answer
+        answer = prefill_answer(record)
+        self._watched = arrays_of(record)
+        self._before = digests(self._watched)
+        return {"record": answer, "spy": spy.answer()}
 
+    def changed(self) -> list[str]:
+        """Arrays of the watched record whose content is another one by now."""
+        now = digests(self._watched)
+        return [name for name, digest in self._before.items() if digest != now[name]]
 
-def reference(request: Answer, stage: Stage) -> tuple[Answer, dict[str, Any]]:
-    """The adapter's own reference model, fed greedily: logits, tokens and hidden states."""
-    import torch
+    def decode_step(self, token: int, position: int) -> Answer:
+        """One decode step."""
+        self._stage.enter(f"decode_step at position {position}")
+        return decode_answer(self._runner.decode_step(token, position))
 
-    stage.name = "import"
-    adapter = load_adapter(Path(request["folder"]))
-    stage.name = "build_config"
-    config = build_config(adapter, request["model_name"])
-    stage.name = "build_hf_model"
-    model = adapter.build_hf_model(request["model_name"], request["reference"], config).eval()
-    arrays: dict[str, Any] = {}
-    answers = []
-    for index, job in enumerate(request["jobs"]):
-        stage.name = f"reference job {index} ({job['name']})"
-        ids = [int(token) for token in job["ids"]]
+    def ability(self, name: str, arguments: list[int]) -> Any:
+        """An optional method of the runner."""
+        self._stage.enter(name)
+        answer = getattr(self._runner, name)(*arguments)
+        if name != "decode_step_probed":
+            return plain(answer)
+        final = floats(getattr(answer, "final_hidden_normed", None))
+        layers = layers_of(answer.layer_intermediates)
+        return {"record": decode_answer(answer.record), "layers": layers, "final": final}
+
+    def reference(self, model_name: str, checkpoint: str, ids: list[int], n_tokens: int) -> Any:
+        """Logits [n_tokens, vocab] of the adapter's own reference model, fed with its own choices."""
+        import torch
+
+        if self._model is None:
+            adapter, config = self._configured(model_name)
+            self._stage.enter("build_hf_model")
+            self._model = adapter.build_hf_model(model_name, checkpoint, config).eval()
+        self._stage.enter(f"reference of {len(ids)} tokens")
         rows: list[Any] = []
         with torch.inference_mode():
-            for step in range(job["n_tokens"]):
-                output = model(input_ids=torch.tensor([ids]), output_hidden_states=step == 0, use_cache=False)
-                row = output.logits[0, -1].float().numpy()
-                if step == 0:
-                    for layer, hidden in enumerate(output.hidden_states[1:]):
-                        arrays[f"{index}/layer {layer}"] = hidden[0].float().numpy()
-                rows.append(row)
-                ids.append(int(np.argmax(row)))
-        arrays[f"{index}/logits"] = np.stack(rows)
-        steps = [step_of(np.argmax(row), row, request["k"]) for row in rows]
-        answers.append({"name": job["name"], "steps": steps})
-    return {"problems": [], "jobs": answers}, arrays
+            for _ in range(n_tokens):
+                output = self._model(input_ids=torch.tensor([ids]), use_cache=False)
+                rows.append(floats(output.logits[0, -1]))
+                ids = [*ids, int(np.argmax(rows[-1]))]
+        return np.stack(rows)
+
+    def close(self) -> Answer:
+        """Close the runner; which threads are left, and whose pyxrt it was."""
+        close = getattr(self._runner, "close", None)
+        if callable(close):
+            close()
+        return {
+            "threads": threads_left(),
+            "pyxrt": StandInFinder.used or getattr(sys.modules.get("pyxrt"), "__file__", None),
+        }
 
 
-def write(path: Path, answer: Answer) -> None:
-    """Write the answer so that it is there whole or not at all."""
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(answer), encoding="utf-8")
-    temporary.replace(path)
+def threads_left() -> list[str]:
+    """Threads that the interpreter would wait for, for ever."""
+    own = threading.current_thread()
+    return [thread.name for thread in threading.enumerate() if thread is not own and not thread.daemon]
+
+
+def encode(answer: Answer) -> bytes:
+    """An answer as one message, see `process.py`."""
+    arrays: list[Any] = []
+
+    def put(value: Any) -> Answer:
+        bf16 = value.dtype.name == "bfloat16"  # unknown to the format of .npz
+        arrays.append(value.view(np.uint16) if bf16 else value)
+        return {"$array": len(arrays) - 1, "bf16": bf16}
+
+    text = json.dumps(answer, default=put).encode()
+    buffer = io.BytesIO()
+    numbered = {f"array{index}": array for index, array in enumerate(arrays)}
+    np.savez(buffer, json=np.frombuffer(text, np.uint8), **numbered)
+    return buffer.getvalue()
+
+
+def answer_of(command: Callable[..., Any], values: Answer, stage: Stage) -> Answer:
+    """The answer to one request, whatever the adapter raises."""
+    try:
+        return {"values": command(**values)}
+    except BaseException as error:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        described = {"stage": stage.name, "error": f"{type(error).__name__}: {error}"}
+        return {"failed": {**described, "traceback": "".join(lines[-12:])}}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one request."""
-    request: Answer = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    target = Path(request["answer"])
+    """Answer requests until the other side closes."""
+    connection = Connection(int(arguments[0]))
+    os.set_inheritable(connection.fileno(), False)
+    folder, pyxrt = Path(arguments[1]), arguments[2]
     stage = Stage()
-    arrays: dict[str, Any] = {}
-    commands: dict[str, Callable[[], Answer]] = {"describe": lambda: describe(request, stage)}
-    capture = Capture(request, stage) if request["command"] == "capture" else None
-    if capture is not None:
-        commands["capture"] = capture.run
-        arrays = capture.arrays
-    try:
-        prepare_imports(Path(request["folder"]), request["silicon"])
-        if request["command"] == "reference":
-            answer, arrays = reference(request, stage)
-        else:
-            answer = commands[request["command"]]()
-    except BaseException as error:
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        answer = {
-            "failed": {
-                "stage": stage.name,
-                "error": f"{type(error).__name__}: {error}",
-                "traceback": "".join(lines[-12:]),
-            }
-        }
-    stage.name = "answer"  # a child that the adapter forked ends here
-    answer["pyxrt"] = (
-        "npu_twin.pyxrt" if TwinFinder.used else getattr(sys.modules.get("pyxrt"), "__file__", None)
-    )
-    own = threading.current_thread()
-    left = [t.name for t in threading.enumerate() if t is not own and not t.daemon]
-    answer["threads"] = left
-    with target.with_suffix(".npz").open("wb") as file:
-        np.savez(file, **arrays)
-    write(target, answer)
-    if left:  # the interpreter would wait for them for ever
+    service = Service(folder, stage)
+    prepare_imports(folder, pyxrt)
+    command = ""
+    while command != "close":
+        try:
+            request: Answer = json.loads(connection.recv_bytes())
+        except EOFError:
+            break
+        command = request.pop("command")
+        stage.enter(command)
+        answer = answer_of(getattr(service, command), request, stage)
+        stage.enter("answer")  # a child that the adapter forked ends here
         sys.stdout.flush()
         sys.stderr.flush()
+        connection.send_bytes(encode(answer))
+    if threads_left():
         os._exit(0)
     return 0
 

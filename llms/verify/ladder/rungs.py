@@ -16,7 +16,7 @@ from llms.verify.ladder.stats import VectorDistance, kl, tie_ulps, vector_distan
 from llms.verify.ladder.thresholds import Thresholds
 from llms.verify.ladder.types import Judge, RungResult, not_offered
 from llms.verify.reference.hf import ReferenceRun
-from llms.verify.reference.matched import MatchedRun
+from llms.verify.reference.runs import Run
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Pair:
     index: int
     text: str
     npu: ForcedCapture
-    matched: MatchedRun | None
+    matched: Run | None
     plain: ReferenceRun | None
     tokenizer: Any
 

@@ -113,8 +113,8 @@ class Truth:
         return np.ascontiguousarray(real.transpose(1, 0, 2))
 
     def join_heads(self, array: Array) -> Array:
-        """[heads, rows, head_dim] -> [rows, query width on the device]."""
+        """[heads, rows, head_dim] -> [rows, query width on the device], the real columns first."""
         heads, rows, d = array.shape
         out = np.zeros((rows, self.device.q_dim), dtype=array.dtype)
-        out[:, self._layout.head_columns(heads)] = array.transpose(1, 0, 2).reshape(rows, heads * d)
+        out[:, : heads * d] = array.transpose(1, 0, 2).reshape(rows, heads * d)
         return out

@@ -6,12 +6,12 @@ used: calibration loops never end on a clock that moves only when the device wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import pytest
 
-from pytest_npu.bridges.benchmark_fixture import is_present
+from pytest_npu.bridges import benchmark_session, has_benchmark
 from pytest_npu.core.constants import (
     DEVICE_LABELS,
     DRIVER_TIMEOUT_S,
@@ -19,10 +19,11 @@ from pytest_npu.core.constants import (
     NPU2,
     ROUNDS,
 )
-from pytest_npu.core.events import to_jsonable
+from pytest_npu.core.events import Event, to_jsonable
 from pytest_npu.core.models import model_name
-from pytest_npu.core.state import NpuState, state_of
+from pytest_npu.core.state import NpuState, Role, state_of
 from pytest_npu.device.driver import Device
+from pytest_npu.device.preflight.feature import run_preflight
 
 XDIST_REASON = (
     "performance tests do not run under pytest-xdist (-n): parallel runs disturb each other's times"
@@ -125,11 +126,11 @@ class NpuBenchmark:
         state = state_of(self._request.config)
         node = self._request.node
         info = state.tests.get(node.nodeid)
-        deployment = state.deployments.get(info.folder) if info and info.folder else None
-        checkpoint = getattr(getattr(deployment, "checkpoint", None), "label", None)
+        model = info.model if info else model_name(None)
+        hooks: BenchmarkHooks = state.config.pluginmanager.getplugin("npu-measurements")
         details = {
             "device": self._device.label,
-            "checkpoint": checkpoint,
+            "checkpoint": hooks.checkpoints.get(model),
             "seq_len": seq_len,
             "breakdown": breakdown() if callable(breakdown) else breakdown,
             **extra,
@@ -149,8 +150,6 @@ class NpuBenchmark:
             "disabled": bool(getattr(self._benchmark, "disabled", False)),
             **plain,
         }
-        model = info.model if info else model_name(None)
-        state.measured.add(node.nodeid)
         state.emit("record", model=model, nodeid=node.nodeid, kind="benchmark", payload=payload)
 
 
@@ -159,13 +158,10 @@ def machine_fields(state: NpuState) -> dict[str, Any]:
     return {"device": DEVICE_LABELS[state.device.name], **state.device.identity}
 
 
-def compare_machines(config: pytest.Config, saved: Mapping[str, Any]) -> None:
+def compare_machines(state: NpuState, saved: Mapping[str, Any]) -> None:
     """Raise pytest.UsageError when the saved times come from another device, driver or power mode."""
-    state = state_of(config)
     if not state.device.identity:
-        from pytest_npu.device.preflight.feature import run_preflight
-
-        run_preflight(config, state.device)
+        run_preflight(state.config, state.device)
     here = machine_fields(state)
     different = [
         f"{key}: {saved.get(key)} then, {here.get(key)} now"
@@ -182,7 +178,7 @@ def compare_machines(config: pytest.Config, saved: Mapping[str, Any]) -> None:
 
 def use_device_clock(item: pytest.Item, state: NpuState) -> None:
     """Make the device clock the timer of pytest-benchmark for one test, unless the test names another."""
-    if not is_present(state.config):
+    if not has_benchmark(state.config):
         return
 
     def device_clock_seconds() -> float:
@@ -193,11 +189,48 @@ def use_device_clock(item: pytest.Item, state: NpuState) -> None:
     item.add_marker(pytest.mark.benchmark(**settings), append=False)
 
 
-def require_record(state: NpuState, item: pytest.Item, report: pytest.TestReport) -> None:
-    """Turn a performance test that passed without a measurement into a failed one."""
-    if report.passed and item.nodeid not in state.measured:
-        report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid} is a performance test (it uses npu_benchmark) but measured nothing: "
-            "call npu_benchmark(function) or drop the fixture"
-        )
+class BenchmarkHooks:
+    """Performance tests have to measure something, and a regression fails the run; owns what was measured."""
+
+    def __init__(self, state: NpuState) -> None:
+        self._state = state
+        self._measured: set[str] = set()
+        #: Label of the weights by model, of the deployments that were opened.
+        self.checkpoints: dict[str, str | None] = {}
+
+    def pytest_npu_event(self, event: Event) -> None:
+        """Remember measurements and the weights they are of; `pytest_npu_event`."""
+        if event["event"] == "record" and event["kind"] == "benchmark":
+            self._measured.add(event["nodeid"])
+        elif event["event"] == "deployment":
+            self.checkpoints[str(event["model"])] = (event["checkpoint"] or {}).get("label")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Fail a performance test that passed without a measurement; `pytest_runtest_makereport`."""
+        report = yield
+        info = self._state.tests.get(item.nodeid)
+        unmeasured = info is not None and info.perf and item.nodeid not in self._measured
+        if unmeasured and report.when == "call" and report.passed:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} is a performance test (it uses npu_benchmark) but measured nothing: "
+                "call npu_benchmark(function) or drop the fixture"
+            )
+        return report
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """Log what became slower before the reports are written; `pytest_sessionfinish`."""
+        state = self._state
+        if state.role is not Role.WORKER:
+            for nodeid, reason in benchmark_session.regressions(state.config):
+                info = state.tests.get(nodeid)
+                if info is not None:
+                    fields = {"nodeid": nodeid, "phase": info.phase, "reason": reason}
+                    state.emit("regression", model=info.model, **fields)
+                if session.exitstatus == pytest.ExitCode.OK:
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return (yield)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_npu.core.constants import AWAKE
+from pytest_npu.bridges import has_benchmark
+from pytest_npu.core.constants import COLLECTION
 from pytest_npu.core.models import reaches_models
 
 if TYPE_CHECKING:
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
 
 
 class WithBenchmark:
-    """The fixture when pytest-benchmark is there."""
+    """The fixture when pytest-benchmark is there.
+
+    `wake` makes the plugin take part: pytest-benchmark asks for the machine before there is a test of ours.
+    """
+
+    def __init__(self, wake: Callable[[pytest.Config], object]) -> None:
+        self._wake = wake
 
     @pytest.fixture
     def npu_benchmark(
@@ -30,8 +38,9 @@ class WithBenchmark:
         self, config: pytest.Config, machine_info: dict[str, Any]
     ) -> None:
         """Name the device in saved benchmarks; `pytest_benchmark_update_machine_info`."""
-        if not config.pluginmanager.has_plugin(AWAKE) and not reaches_models(config):
+        if not config.pluginmanager.has_plugin(COLLECTION) and not reaches_models(config):
             return
+        self._wake(config)
         from pytest_npu.bridges.benchmark import machine_fields
         from pytest_npu.core.state import state_of
 
@@ -45,9 +54,11 @@ class WithBenchmark:
         """Refuse to compare times of different devices; `pytest_benchmark_compare_machine_info`."""
         saved = compared_benchmark.get("machine_info", {}).get("npu")
         if saved is not None:
+            self._wake(config)
             from pytest_npu.bridges.benchmark import compare_machines
+            from pytest_npu.core.state import state_of
 
-            compare_machines(config, saved)
+            compare_machines(state_of(config), saved)
 
 
 class WithoutBenchmark:
@@ -59,12 +70,7 @@ class WithoutBenchmark:
         pytest.fail("npu_benchmark needs pytest-benchmark: pip install pytest-benchmark", pytrace=False)
 
 
-def is_present(config: pytest.Config) -> bool:
-    """True when pytest-benchmark is loaded, under whatever name."""
-    return hasattr(config.hook, "pytest_benchmark_generate_json")
-
-
-def register(config: pytest.Config) -> None:
+def register(config: pytest.Config, wake: Callable[[pytest.Config], object]) -> None:
     """Register the fixture that fits what is installed."""
-    present = is_present(config)
-    config.pluginmanager.register(WithBenchmark() if present else WithoutBenchmark(), "npu-benchmark")
+    fixture = WithBenchmark(wake) if has_benchmark(config) else WithoutBenchmark()
+    config.pluginmanager.register(fixture, "npu-benchmark")

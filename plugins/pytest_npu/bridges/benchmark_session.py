@@ -27,8 +27,8 @@ def measured(config: pytest.Config, nodeid: str) -> dict[str, Any] | None:
         if bench and bench.fullname == nodeid and not bench.has_error:
             from pytest_benchmark.utils import safe_dumps
 
-            found: dict[str, Any] = json.loads(safe_dumps(bench.as_dict()))
-            return found
+            measurement: dict[str, Any] = json.loads(safe_dumps(bench.as_dict()))
+            return measurement
     return None
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_npu.core.constants import REPORT_FIELD
+from pytest_npu.core.events import Event
 from pytest_npu.core.phases import phase_label
-from pytest_npu.core.state import NpuState, state_of
+from pytest_npu.core.state import NpuState
 
 _COLUMNS = ("Phase", "Model", "Device")
 
@@ -17,9 +18,18 @@ _COLUMNS = ("Phase", "Model", "Device")
 class HtmlHooks:
     """Hooks of pytest-html; registered only when it is installed and writes a page."""
 
-    def __init__(self, state: NpuState) -> None:
-        self._state = state
+    def __init__(self) -> None:
         self._shown: set[str] = set()
+        self._started: set[str] = set()
+        #: Kind and payload of what tests recorded, by node id.
+        self._records: dict[str, list[tuple[str, Any]]] = {}
+
+    def pytest_npu_event(self, event: Event) -> None:
+        """Keep what the page shows of a test; `pytest_npu_event`."""
+        if event["event"] == "test_start":
+            self._started.add(event["nodeid"])
+        elif event["event"] == "record":
+            self._records.setdefault(event["nodeid"], []).append((event["kind"], event["payload"]))
 
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
         """Add our column heads; `pytest_html_results_table_header`."""
@@ -40,14 +50,12 @@ class HtmlHooks:
         """Show what the test recorded; `pytest_html_results_table_html`."""
         if report.when == "call":
             data[:0] = [
-                table
-                for record in self._state.records.pop(report.nodeid, [])
-                for table in gate_table(*record)
+                table for record in self._records.pop(report.nodeid, []) for table in gate_table(*record)
             ]
 
     def pytest_html_results_summary(self, prefix: list[str], session: pytest.Session) -> None:
         """Name tests that ran but are missing on the page; `pytest_html_results_summary`."""
-        missing = [nodeid for nodeid in sorted(self._state.started) if nodeid not in self._shown]
+        missing = [nodeid for nodeid in sorted(self._started) if nodeid not in self._shown]
         if not missing:
             return
         items = "".join(f"<li><code>{escape(nodeid)}</code></li>" for nodeid in missing)
@@ -87,8 +95,7 @@ def gate_table(kind: str, payload: Any) -> list[str]:
     return [f'<table class="npu-{kind}" style="white-space:normal;margin:4px 0">{"".join(cells)}</table>']
 
 
-def register(config: pytest.Config) -> None:
+def register(state: NpuState) -> None:
     """Register the hooks when a pytest-html page is to be written."""
-    if hasattr(config.hook, "pytest_html_results_summary"):
-        state_of(config).keep_records = True
-        config.pluginmanager.register(HtmlHooks(state_of(config)), "npu-html")
+    if hasattr(state.config.hook, "pytest_html_results_summary"):
+        state.config.pluginmanager.register(HtmlHooks(), "npu-html")

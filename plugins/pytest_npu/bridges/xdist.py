@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from pytest_npu.core.constants import EXPECTED_KEY, NPU2
 from pytest_npu.core.events import Event
 from pytest_npu.core.models import model_name
 from pytest_npu.core.state import NpuState, Role
+from pytest_npu.device.preflight.feature import run_preflight
 from pytest_npu.device.supervised import why_ended
 
 if TYPE_CHECKING:
@@ -61,6 +63,20 @@ def worker_settings(config: pytest.Config) -> dict[str, Any]:
     return settings
 
 
+def worker_id(config: pytest.Config) -> str:
+    """`gw0` in a worker of pytest-xdist, else empty."""
+    return str((getattr(config, "workerinput", None) or {}).get("workerid", ""))
+
+
+def introduce_worker(state: NpuState) -> None:
+    """Tell the controller where this worker is; on another host, after the checks of that host."""
+    host = platform.node()
+    state.emit("worker", worker=state.worker_id, host=host, pid=os.getpid())
+    if host != worker_settings(state.config).get("host", host):
+        facts = run_preflight(state.config, state.device)
+        state.emit("preflight", facts=[{**fact, "name": f"{host}: {fact['name']}"} for fact in facts])
+
+
 def _workers_on_host(config: pytest.Config, spec: Any) -> int:
     """How many workers of this run share a host with the gateway of `spec`; they share its cores."""
     return max(1, sum(_host_of(other) == _host_of(spec) for other in _specs(config)))
@@ -85,8 +101,9 @@ def _host_of(spec: Any) -> str:
 class XdistHooks:
     """Registered on the controller when pytest-xdist distributes tests."""
 
-    def __init__(self, state: NpuState) -> None:
+    def __init__(self, state: NpuState, gate: PhaseGate) -> None:
         self._state = state
+        self._gate = gate
         self._ours = state.is_expected()
         self._channels: list[Any] = []
 
@@ -95,7 +112,7 @@ class XdistHooks:
         state = self._state
         channel = node.gateway.newchannel()
         channel.setcallback(lambda text: state.receive(json.loads(text)))
-        settings: dict[str, Any] = {"failed_phases": state.gate.export(), "host": platform.node()}
+        settings: dict[str, Any] = {"failed_phases": self._gate.export(), "host": platform.node()}
         if state.control is not None:
             settings["control"] = str(state.control)
         node.workerinput[EXPECTED_KEY] = self._ours
@@ -110,10 +127,10 @@ class XdistHooks:
         info = self._state.tests.get(nodeid)
         if info is None:
             return
-        self._state.gate.note_failure(info.model, info.phase, nodeid)
+        self._gate.note_failure(info.model, info.phase, nodeid)
         for channel in self._channels:
             with contextlib.suppress(OSError):
-                channel.send(json.dumps(self._state.gate.export()))
+                channel.send(json.dumps(self._gate.export()))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: WorkerController, error: object) -> None:
@@ -121,8 +138,8 @@ class XdistHooks:
 
         A host without a usable NPU is the usual reason; `pytest_testnodedown` of pytest-xdist.
         """
-        _, found, reason = str(error or "").rpartition("UsageError: ")
-        if found and self._ours:
+        _, refusal, reason = str(error or "").rpartition("UsageError: ")
+        if refusal and self._ours:
             raise pytest.UsageError(f"worker {node.gateway.id}: {reason.strip()}")
 
     @pytest.hookimpl(tryfirst=True)
@@ -190,9 +207,9 @@ class XdistHooks:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         """A worker died while running `crashitem`."""
         info = self._state.tests.get(crashitem)
-        ended = why_ended(self._state.control, crashitem)
-        report.longrepr = ended or report.longrepr
-        if info is not None or ended:
+        cause = why_ended(self._state.control, crashitem)
+        report.longrepr = cause or report.longrepr
+        if info is not None or cause:
             # An error for the terminal and for JUnit, as in our reports and without xdist. What is not of
             # setup, call or teardown counts as a failure there.
             report.when = "setup"
@@ -208,12 +225,6 @@ class XdistHooks:
             detail="",
         )
         self._note_death(crashitem)
-
-
-def register(state: NpuState) -> None:
-    """Register the hooks when this process is an xdist controller."""
-    if state.role is Role.CONTROLLER:
-        state.config.pluginmanager.register(XdistHooks(state), "npu-xdist")
 
 
 def role_of(config: pytest.Config) -> Role:

@@ -17,8 +17,8 @@ DEFAULT_LOCK_TIMEOUT_S: Final = 1800.0
 LOCK_FILE_ENV: Final = "NPU_LOCK_FILE"
 LOCK_TIMEOUT_ENV: Final = "NPU_LOCK_TIMEOUT"
 
-#: Name of the plugin with the hooks that do the work; registered when a run needs it.
-AWAKE: Final = "npu-active"
+#: Name of the plugin object that takes the collection; registered when a run needs us.
+COLLECTION: Final = "npu-collection"
 #: Environment variable with the descriptor of the pipe to the supervisor.
 FD_ENV: Final = "PYTEST_NPU_SUPERVISOR_FD"
 #: Key of an xdist worker's input: its controller was pointed at a model.

@@ -9,8 +9,8 @@ Every line has ``v`` (schema version), ``seq`` (from 0 per log), ``t`` (seconds 
 ==================  =================================================================================
 event               fields
 ==================  =================================================================================
-session_start       run_id, argv, rootdir, host, pid, python, platform, versions, options; command where
-                    something else than pytest made the run
+session_start       run_id, argv, rootdir, host, pid, python, platform, cpu, versions, options; command
+                    where something else than pytest made the run
 preflight           facts (list of {name, value, ok, remedy})
 device              name, label, details
 deployment          checkpoint ({label, kind, path, content_hash}), config, folder

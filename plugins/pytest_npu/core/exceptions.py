@@ -4,6 +4,9 @@ NpuPluginError
 ├── DeviceUnavailable   the requested device cannot be used: reason and remedy
 ├── DevicePoisoned      the device failed earlier in this run; nothing it says can be trusted
 ├── LockTimeout         the NPU lock was not free within the limit: names the holder
+├── NotTakingPart       a fixture of the plugin is used by a test that did not ask for it in time
+├── LedgerError         a gate ledger cannot be read or written, or no verdict can be bound to its code
+│   └── NoCheckpoint    there are no usable weights to bind a verdict to
 ├── EventLogError       an event log that is not ours, or of another schema version
 └── RecordError         a record payload that is not JSON
 """
@@ -54,6 +57,25 @@ class LockTimeout(NpuPluginError):
             f"the NPU lock {path} was not free within {waited_s:.1f} s; held by {holder}. "
             "Wait for that process or end it; the limit is --npu-lock-timeout SECONDS"
         )
+
+
+class NotTakingPart(NpuPluginError):
+    """The plugin takes no part in this run, as no collected test asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "pytest_npu takes no part in this run: no collected test is below a model folder, has a phase "
+            "marker or names one of its fixtures. A test that gets a fixture by request.getfixturevalue has "
+            "to say so: @pytest.mark.usefixtures('npu_device')"
+        )
+
+
+class LedgerError(NpuPluginError):
+    """A gate ledger cannot be read or written, or nothing says what a verdict would be about."""
+
+
+class NoCheckpoint(LedgerError):
+    """The weights that a verdict would be about are missing, torn or contradictory."""
 
 
 class EventLogError(NpuPluginError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_npu.core.exceptions import DevicePoisoned, DeviceUnavailable
+from pytest_npu.core.exceptions import DevicePoisoned, DeviceUnavailable, NotTakingPart
 from pytest_npu.core.models import model_name
 
 if TYPE_CHECKING:
@@ -20,29 +20,28 @@ if TYPE_CHECKING:
 RecordFunction = Callable[[str, Any], None]
 
 
+def _state(request: pytest.FixtureRequest) -> NpuState:
+    from pytest_npu.core.state import state_of
+
+    try:
+        return state_of(request.config)
+    except NotTakingPart as error:
+        pytest.fail(str(error), pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def npu_device(request: pytest.FixtureRequest) -> Device:
     """The opened device: `name`, `label`, `clock` and whatever the driver adds (`module` is its pyxrt).
 
     A device that failed earlier in the run fails every later test that wants it, with the first cause.
     """
-    return _open(_state(request))
-
-
-def _state(request: pytest.FixtureRequest) -> NpuState:
-    from pytest_npu.core.state import state_of
-
-    return state_of(request.config)
-
-
-def _open(state: NpuState) -> Device:
     try:
-        return state.device.open()
+        return _state(request).device.open()
     except (DevicePoisoned, DeviceUnavailable) as error:
         pytest.fail(str(error), pytrace=False)
 
 
-@pytest.fixture(autouse=False)
+@pytest.fixture
 def npu_lock(request: pytest.FixtureRequest) -> Iterator[NpuLock]:
     """The machine-wide NPU lock as a context manager: ``with npu_lock: <work on the device>``.
 
@@ -62,6 +61,17 @@ def device_clock(npu_device: Device) -> Clock:
     return npu_device.clock
 
 
+@pytest.fixture(scope="session")
+def npu_deployments() -> Iterator[dict[Path, Any]]:
+    """Deployments that this process has opened, by model folder; their runners are released at the end."""
+    opened: dict[Path, Any] = {}
+    yield opened
+    for one in opened.values():
+        release = getattr(one, "release_runners", None)
+        if callable(release):
+            release()
+
+
 @pytest.fixture(scope="module")
 def model_folder(request: pytest.FixtureRequest) -> Path:
     """The folder of the model that the test belongs to: the nearest one above it with `verify_adapter.py`."""
@@ -75,18 +85,42 @@ def model_folder(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def deployment(request: pytest.FixtureRequest, npu_device: Device, model_folder: Path) -> Any:
+def deployment(
+    request: pytest.FixtureRequest,
+    npu_device: Device,
+    model_folder: Path,
+    npu_deployments: dict[Path, Any],
+) -> Any:
     """The deployment of the model in whose folder the test is; opened once per process and model."""
     state, folder = _state(request), model_folder
-    if folder not in state.deployments:
-        from pytest_npu.core.deployments import describe
-
+    if folder not in npu_deployments:
         opened = request.config.hook.pytest_npu_open_deployment(
             config=request.config, folder=folder, options=state.options, device=npu_device
         )
-        state.deployments[folder] = opened
-        state.emit("deployment", model=model_name(folder), folder=str(folder), **describe(opened))
-    return state.deployments[folder]
+        npu_deployments[folder] = opened
+        state.emit("deployment", model=model_name(folder), folder=str(folder), **_describe(opened))
+    return npu_deployments[folder]
+
+
+def _describe(opened: Any) -> dict[str, Any]:
+    """What a report says about a deployment: checkpoint, variant, configuration."""
+    checkpoint = getattr(opened, "checkpoint", None)
+    config = getattr(opened, "config", None)
+    config = config() if callable(config) else config
+    settings = vars(config).items() if hasattr(config, "__dict__") else ()
+    return {
+        "checkpoint": {
+            name: _text(getattr(checkpoint, name, None)) for name in ("label", "kind", "path", "content_hash")
+        }
+        if checkpoint
+        else None,
+        "variant": _text(getattr(opened, "model_name", None)),
+        "config": {name: value for name, value in settings if isinstance(value, (int, float, str, bool))},
+    }
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ class ModelFolders:
         """The model folder above `path`, or None."""
         folder = path.parent
         if folder not in self._known:
-            found = next((p for p in (folder, *folder.parents) if (p / ADAPTER_FILE).is_file()), None)
-            self._known[folder] = found
+            nearest = next((p for p in (folder, *folder.parents) if (p / ADAPTER_FILE).is_file()), None)
+            self._known[folder] = nearest
         return self._known[folder]
 
     def of_nodeid(self, nodeid: str, rootpath: Path) -> Path | None:
@@ -68,10 +68,10 @@ def reaches_models(config: pytest.Config) -> bool:
 
 def find_model_folders(starts: Iterable[Path]) -> set[Path]:
     """Model folders at, above or up to two levels below `starts`. Used before anything is collected."""
-    found: set[Path] = set()
+    folders: set[Path] = set()
     for start in starts:
         folder = start if start.is_dir() else start.parent
-        found.update(p for p in (folder, *folder.parents) if (p / ADAPTER_FILE).is_file())
+        folders.update(p for p in (folder, *folder.parents) if (p / ADAPTER_FILE).is_file())
         for depth in ("*", "*/*"):
-            found.update(p.parent for p in folder.glob(f"{depth}/{ADAPTER_FILE}"))
-    return found
+            folders.update(p.parent for p in folder.glob(f"{depth}/{ADAPTER_FILE}"))
+    return folders

@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pytest
+
+from pytest_npu.core.events import Event
+from pytest_npu.core.exceptions import DevicePoisoned
+from pytest_npu.core.phases import phase_label
+from pytest_npu.core.state import NpuState
+
+#: Node id of the failure that blocks a test; empty when none does.
+BLOCKED_BY: pytest.StashKey[str] = pytest.StashKey()
+
 
 @dataclass(frozen=True, eq=False)
 class Failure:
@@ -42,3 +52,33 @@ class PhaseGate:
             return None
         earlier = sorted(p for p in self._failed.get(model, {}) if p < phase)
         return Failure(earlier[0], self._failed[model][earlier[0]]) if earlier else None
+
+
+class PhaseGateHooks:
+    """Skips what a failed phase blocks, and fails what wants a device that is out of use; owns the gate."""
+
+    def __init__(self, state: NpuState, gate: PhaseGate) -> None:
+        self._state = state
+        self.gate = gate
+
+    def pytest_npu_event(self, event: Event) -> None:
+        """A test failed, here or in a worker; `pytest_npu_event`."""
+        if event["event"] == "test_phase" and event["outcome"] == "failed":
+            self.gate.note_failure(str(event["model"]), event.get("phase"), event["nodeid"])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip a test whose model failed in an earlier phase; `pytest_runtest_setup`."""
+        item.stash[BLOCKED_BY] = ""
+        info = self._state.tests.get(item.nodeid)
+        if info is None:
+            return
+        failure = self.gate.blocker(info.model, info.phase)
+        if failure is not None:
+            item.stash[BLOCKED_BY] = failure.nodeid
+            pytest.skip(
+                f"blocked: {phase_label(failure.phase)} of {info.model} failed ({failure.nodeid}); "
+                "--no-phase-order runs it anyway"
+            )
+        if info.device and (cause := self._state.device.poisoned()) is not None:
+            pytest.fail(str(DevicePoisoned(cause)), pytrace=False)

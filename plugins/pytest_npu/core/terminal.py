@@ -6,11 +6,8 @@ from typing import Protocol
 
 import pytest
 from _pytest.config import create_terminal_writer
-from _pytest.terminal import TerminalReporter
 
 from pytest_npu.core.header import relative
-from pytest_npu.core.state import NpuState
-from pytest_npu.features import trace as timeline_bridge
 from pytest_npu.report.model import PhaseSummary, RunReport
 from pytest_npu.report.timing import timing_of
 from pytest_npu.report.write import Written
@@ -47,19 +44,6 @@ class Lines:
     def write_line(self, line: str | bytes, **markup: bool) -> None:
         """Write a line."""
         self._writer.line(line if isinstance(line, str) else line.decode(), **markup)
-
-
-def write_summary(reporter: TerminalReporter, state: NpuState) -> None:
-    """Print the summary of every model that took part in this run."""
-    reasons: dict[str, int] = {}
-    for reason in state.deselected.values():
-        reasons[reason] = reasons.get(reason, 0) + 1
-    for written in state.written:
-        write_written(reporter, written)
-    for line in timeline_bridge.lines(state):
-        reporter.write_line(line)
-    for reason, count in reasons.items():
-        reporter.write_line(f"npu: {count} test(s) deselected: {reason}", yellow=True)
 
 
 def write_written(output: Output, written: Written) -> None:

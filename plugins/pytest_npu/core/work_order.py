@@ -21,18 +21,18 @@ Unit = Mapping[str, bool]
 
 def known_durations(report_dir: Path, models: Iterable[str]) -> dict[str, float]:
     """Seconds of every test in the latest runs of the models, by node id; the newest run wins."""
-    found: dict[str, float] = {}
+    durations: dict[str, float] = {}
     for model in models:
         paths = sorted((report_dir / model).glob(f"*/{RESULTS_FILE}"), key=_age)[-RUNS:]
         for path in paths:
             try:
                 tests = json.loads(path.read_text(encoding="utf-8"))["tests"]
-                found.update(
+                durations.update(
                     {test["nodeid"]: float(test["duration_s"]) for test in tests if test["duration_s"]}
                 )
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # a run folder of another release, or one that is being written
-    return found
+    return durations
 
 
 def _age(path: Path) -> tuple[float, str]:

@@ -130,6 +130,8 @@ def environment() -> dict[str, Any]:
     import platform
     import socket
 
+    from fixed_order.instruction_sets import described
+
     versions = {}
     for package in (
         "pytest",
@@ -137,6 +139,7 @@ def environment() -> dict[str, Any]:
         "torch",
         "transformers",
         "numpy",
+        "llvmlite",
         "pytest-xdist",
         "pytest-benchmark",
     ):
@@ -148,6 +151,7 @@ def environment() -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "cpu": described(),
         "executable": sys.executable,
         "versions": versions,
     }

@@ -37,12 +37,12 @@ class SiliconHooks:
 
     def _selected(self, session: pytest.Session) -> dict[Path, tuple[set[int], list[Any]]]:
         """Phases and kernel cases of the selected tests, by model folder."""
-        found: dict[Path, tuple[set[int], list[Any]]] = {}
+        selected: dict[Path, tuple[set[int], list[Any]]] = {}
         for item in session.items:
             info = self._state.tests.get(item.nodeid)
             if info is None or info.folder is None:
                 continue
-            phases, kernels = found.setdefault(info.folder, (set(), []))
+            phases, kernels = selected.setdefault(info.folder, (set(), []))
             if info.phase is not None:
                 phases.add(info.phase)
             elif info.device:
@@ -51,10 +51,4 @@ class SiliconHooks:
                 phases.add(BISECT)
             call = getattr(item, "callspec", None)
             kernels += [call.params["kernel"]] if call is not None and "kernel" in call.params else []
-        return found
-
-
-def register(state: NpuState) -> None:
-    """Check the collected models when the run is for silicon."""
-    if state.options.npu:
-        state.config.pluginmanager.register(SiliconHooks(state), "npu-silicon")
+        return selected

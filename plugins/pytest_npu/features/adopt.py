@@ -1,32 +1,27 @@
-"""`--npu-adopt PATH`: gates over deployments that exist already, each in a process of its own.
+"""`--npu-adopt PATH`: the suite over deployments that exist already, each in processes of its own.
 
 PATH is a folder with a `verify_adapter.py` as the LLM examples of Xilinx/mlir-air have it, or a folder of
-such folders. Nothing of it is imported here: `llms.verify.foreign.deployment` starts a worker per gate.
+such folders. Nothing of it is imported here: its deployment is opened by `llms.verify.foreign.remote`.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_npu.core.constants import ADAPTER_FILE
-from pytest_npu.core.state import NpuState, state_of
+from pytest_npu.core.state import NpuState
 
 if TYPE_CHECKING:
-    from llms.verify.foreign.deployment import Adopted
-    from llms.verify.foreign.gates import Gate
+    from llms.verify.foreign.remote import RemoteAdapter
+    from pytest_npu.core.options import NpuOptions
 
-
-class AdoptedWeakness(UserWarning):
-    """An adopted deployment does something that is harmless only as long as something else holds."""
-
-
-class GateFailed(Exception):
-    """The text is the whole story: no traceback of ours helps with a foreign adapter."""
+TWIN_PYXRT = "npu_twin.pyxrt"
+"""What a foreign deployment imports as `pyxrt` without `--npu`."""
 
 
 def adapters_of(paths: Iterable[Path]) -> tuple[Path, ...]:
@@ -49,118 +44,90 @@ def configure(state: NpuState) -> None:
     """Register the collector when deployments are to be adopted."""
     folders = adapters_of(state.options.adopt)
     if folders:
-        state.config.pluginmanager.register(AdoptHooks(state.config, folders), "npu-adopt")
+        state.config.pluginmanager.register(AdoptHooks(state, folders), "npu-adopt")
 
 
 class AdoptHooks:
-    """Registered with `--npu-adopt` only."""
+    """Registered with `--npu-adopt` only. Its state: the adapters of the folders, made when one is needed."""
 
-    def __init__(self, config: pytest.Config, folders: tuple[Path, ...]) -> None:
+    def __init__(self, state: NpuState, folders: tuple[Path, ...]) -> None:
+        self._state = state
         self._folders = folders
-        if config.args_source is not pytest.Config.ArgsSource.ARGS:
-            config.args[:] = []  # nothing was named: only what is adopted runs
+        self._adapters: dict[Path, RemoteAdapter] = {}
+        if state.config.args_source is not pytest.Config.ArgsSource.ARGS:
+            state.config.args[:] = []  # nothing was named: only what is adopted runs
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Add the gates before anybody selects; `pytest_collection_modifyitems`.
+        """Add the tests before anybody selects; `pytest_collection_modifyitems`.
 
         They hang on the session and not on their folders, as collecting a folder imports the conftest.py
         files above it.
         """
         root = session.config.rootpath
         for folder in self._folders:
-            nodeid = f"{_shown(folder, root)}/{ADAPTER_FILE}"
-            items.extend(AdoptedAdapter.from_parent(session, path=folder, nodeid=nodeid).collect())
+            path = folder / ADAPTER_FILE
+            suite: AdoptedSuite = AdoptedSuite.from_parent(session, path=path, nodeid=_shown(path, root))
+            items.extend(item for item in suite.collect() if isinstance(item, pytest.Item))
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_npu_open_deployment(self, folder: Path, options: NpuOptions) -> Any:
+        """Open an adopted folder; `pytest_npu_open_deployment`. Others are left to the default."""
+        if folder not in self._folders:
+            return None
+        from llms.verify.foreign.remote import RemoteDeployment
 
-class AdoptedAdapter(pytest.File):
-    """One adapter with its gates."""
+        opened = RemoteDeployment(self._adapter(folder), use_cache=options.use_cache)
+        _ = opened.checkpoint  # a missing one is one clear error, not one per gate
+        return opened
 
-    adopted: Adopted | None = None
+    @pytest.fixture
+    def foreign_adapter(self, request: pytest.FixtureRequest) -> RemoteAdapter:
+        """The adapter of the adopted folder; nothing of it has been asked yet."""
+        return self._adapter(request.path.parent)
 
-    def collect(self) -> Iterable[pytest.Item]:
-        """One item per gate, marked with its phase."""
-        from llms.verify.foreign.gates import GATES
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Show an adapter that cannot be judged by its own story: no traceback of ours helps with it."""
+        report = yield
+        if call.excinfo is not None and self._adapters:
+            from llms.verify.foreign.process import RemoteError
 
-        for gate in GATES:
-            item: AdoptedGate = AdoptedGate.from_parent(
-                self, name=gate.name, gate=gate, path=self.path / ADAPTER_FILE
+            if call.excinfo.errisinstance(RemoteError):
+                report.longrepr = str(call.excinfo.value)
+        return report
+
+    def _adapter(self, folder: Path) -> RemoteAdapter:
+        if folder not in self._adapters:
+            from llms.verify.foreign.remote import RemoteAdapter, RemoteSettings
+
+            options = self._state.options
+            settings = RemoteSettings(
+                checkpoint=options.checkpoint,
+                choice=options.model,
+                pyxrt=None if options.npu else TWIN_PYXRT,
+                limit_s=options.hang_timeout,
+                device=self._state.make_lock,
             )
-            item.add_marker(f"phase{gate.phase}")
-            yield item
+            self._adapters[folder] = RemoteAdapter(folder, settings)
+        return self._adapters[folder]
 
-    def open(self) -> Adopted:
-        """The adapter as the gates see it; opened once, its deployment goes to the report."""
-        if self.adopted is None:
-            from llms.verify.foreign.deployment import Adopted, Settings
 
-            state = state_of(self.config)
-            options = state.options
-            self.adopted = Adopted(
-                self.path,
-                Settings(
-                    checkpoint=options.checkpoint,
-                    choice=options.model,
-                    prompts=options.prompts,
-                    n_tokens=options.n_tokens,
-                    silicon=options.npu,
-                    use_cache=options.use_cache,
-                    limit_s=options.hang_timeout,
-                    device=state.make_lock,
-                ),
-            )
-            _announce(state, self.adopted)
-        return self.adopted
+class AdoptedSuite(pytest.Module):
+    """The suite of every model, collected for a folder that has no tests of ours and is not imported."""
+
+    def _getobj(self) -> ModuleType:
+        from llms.verify import suite
+        from llms.verify.foreign import suite as foreign
+
+        joined = ModuleType(f"{self.path.parent.name}_adopted")
+        for part in (suite, foreign):  # what the second has takes the place of what the first has
+            joined.__dict__.update({k: v for k, v in vars(part).items() if not k.startswith("__")})
+        return joined
 
 
 def _shown(path: Path, root: Path) -> str:
     """A path as node ids have it: relative to the root folder, absolute outside of it."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
-
-
-def _announce(state: NpuState, adopted: Adopted) -> None:
-    from llms.verify.foreign.process import AdoptedError
-
-    try:
-        facts = adopted.facts()
-    except AdoptedError:
-        return  # the gate that needs it says why
-    state.emit("deployment", model=adopted.name, folder=str(adopted.folder), **facts)
-
-
-class AdoptedGate(pytest.Item):
-    """A gate on an adopted deployment."""
-
-    def __init__(self, *, gate: Gate, **keywords: Any) -> None:
-        super().__init__(**keywords)
-        self.gate = gate
-
-    def runtest(self) -> None:
-        """Judge; a verdict that is not ok, or an adapter that cannot be judged, fails."""
-        from llms.verify.foreign.process import AdoptedError
-
-        parent = self.parent
-        assert isinstance(parent, AdoptedAdapter)
-        state = state_of(self.config)
-        adopted = parent.open()
-        try:
-            verdict = self.gate.judge(adopted)
-        except AdoptedError as error:
-            raise GateFailed(f"{adopted.name}, {self.gate.name}: {error}") from None
-        state.emit(
-            "record", model=adopted.name, nodeid=self.nodeid, kind=verdict.kind, payload=verdict.payload
-        )
-        for note in (*verdict.notes, *adopted.take_remarks()):
-            warnings.warn(AdoptedWeakness(f"{adopted.name}, {self.gate.name}: {note}"), stacklevel=1)
-        if not verdict.ok:
-            raise GateFailed(f"{adopted.name}, {self.gate.name}:\n{verdict.message}")
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | Any:
-        """The verdict's own text."""
-        if excinfo.errisinstance(GateFailed):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the item stands in reports."""
-        return self.path, None, f"{self.path.parent.name}: {self.gate.name}"

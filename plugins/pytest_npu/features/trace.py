@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from pytest_npu.core.constants import QUESTIONS
+from pytest_npu.core.events import Event
 from pytest_npu.core.exceptions import DevicePoisoned, DeviceUnavailable
 from pytest_npu.core.header import relative
 from pytest_npu.core.state import NpuState, Role
@@ -26,12 +28,27 @@ def file_of(path: Path, worker_id: str) -> Path:
     return path.with_name(f"{path.stem}.{worker_id}{path.suffix}") if worker_id else path
 
 
-class TimelineHooks:
-    """Registered in every process that runs tests."""
+class TimelineFiles:
+    """The files of timelines that this process knows of: path, events, error, unfinished."""
 
     def __init__(self, state: NpuState, path: Path) -> None:
         self._state = state
         self._path = path
+        self._files: list[dict[str, Any]] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Where the timelines of this run are; `pytest_terminal_summary`."""
+        for entry in self._files:
+            for line in _lines(entry):
+                terminalreporter.write_line(line)
+
+
+class TimelineHooks(TimelineFiles):
+    """Registered in every process that runs tests."""
+
+    def __init__(self, state: NpuState, path: Path) -> None:
+        super().__init__(state, path)
         self._timeline: Timeline | None = None
 
     def pytest_sessionstart(self) -> None:
@@ -86,17 +103,18 @@ class TimelineHooks:
             "unfinished": [str(path) for path in timeline.recovered],
             "worker": self._state.worker_id,
         }
-        self._state.timelines.append(fields)
+        self._files.append(fields)
         if self._state.active or self._state.role is Role.WORKER:
             self._state.emit("timeline", **fields)
 
 
-class ControllerHooks:
+class ControllerHooks(TimelineFiles):
     """Registered in the controller of pytest-xdist: what crashed workers left is kept."""
 
-    def __init__(self, state: NpuState, path: Path) -> None:
-        self._state = state
-        self._path = path
+    def pytest_npu_event(self, event: Event) -> None:
+        """A worker has put its file into place; `pytest_npu_event`."""
+        if event["event"] == "timeline":
+            self._files.append(event)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
@@ -106,21 +124,18 @@ class ControllerHooks:
         kept = keep_unfinished(self._path)
         if kept:
             fields = {"path": "", "events": 0, "error": "", "unfinished": [str(path) for path in kept]}
-            self._state.timelines.append(fields)
+            self._files.append(fields)
 
 
-def lines(state: NpuState) -> list[str]:
-    """Where the timelines of this run are."""
-    found = []
-    for entry in state.timelines:
-        if entry["path"]:
-            problem = f", INCOMPLETE: {entry['error']}" if entry["error"] else ""
-            found.append(f"timeline: {relative(Path(entry['path']))} ({entry['events']} events{problem})")
-        found += [
-            f"timeline: {relative(Path(path))} is what a process that died left behind"
-            for path in entry["unfinished"]
-        ]
-    return found
+def _lines(entry: dict[str, Any]) -> list[str]:
+    lines = []
+    if entry["path"]:
+        problem = f", INCOMPLETE: {entry['error']}" if entry["error"] else ""
+        lines.append(f"timeline: {relative(Path(entry['path']))} ({entry['events']} events{problem})")
+    return lines + [
+        f"timeline: {relative(Path(path))} is what a process that died left behind"
+        for path in entry["unfinished"]
+    ]
 
 
 def register(state: NpuState) -> None:

@@ -26,33 +26,40 @@ if TYPE_CHECKING:
 _SLOW = "slow"
 
 
-def note_deselected(state: NpuState, items: Iterable[pytest.Item]) -> None:
-    """Remember the phases that somebody took a test out of; long tests are extras of a phase."""
-    for item in items:
-        phase, folder = phase_of(item), state.folders.of(item.path)
-        if folder is not None and phase is not None and item.get_closest_marker(_SLOW) is None:
-            state.left_out.add((folder, phase))
+class LedgerHooks:
+    """Knows which phases are whole; owns the phases that somebody took a test out of."""
 
+    def __init__(self, state: NpuState) -> None:
+        self._state = state
+        self._left_out: set[tuple[Path, int]] = set()
 
-def whole_phases(state: NpuState, folder: Path | None, tests: Iterable[TestInfo]) -> list[int]:
-    """Phases of a model of which every test file was collected and no test was left out."""
-    if folder is None:
-        return []
-    here = Path(state.config.invocation_params.dir)
-    cut = {(here / arg.split("::", 1)[0]).resolve() for arg in state.config.args if "::" in arg}
-    files: dict[int, set[Path]] = {}
-    for test in tests:
-        if test.phase is not None:
-            path = (state.config.rootpath / test.nodeid.split("::", 1)[0]).resolve()
-            files.setdefault(test.phase, set()).add(path)
-    marked = {path.resolve(): phases_in(path) for path in (folder / "tests").glob("test_*.py")}
-    whole = []
-    for phase, collected in sorted(files.items()):
-        wanted = {path for path, phases in marked.items() if phase in phases}
-        complete = bool(wanted) and wanted <= collected and not wanted & cut
-        if complete and (folder, phase) not in state.left_out:
-            whole.append(phase)
-    return whole
+    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+        """A phase that lost a test gets no PASS; long tests are extras of a phase; `pytest_deselected`."""
+        for item in items:
+            phase, folder = phase_of(item), self._state.folders.of(item.path)
+            if folder is not None and phase is not None and item.get_closest_marker(_SLOW) is None:
+                self._left_out.add((folder, phase))
+
+    def whole_phases(self, folder: Path | None, tests: Iterable[TestInfo]) -> list[int]:
+        """Phases of a model of which every test file was collected and no test was left out."""
+        if folder is None:
+            return []
+        config = self._state.config
+        here = Path(config.invocation_params.dir)
+        cut = {(here / arg.split("::", 1)[0]).resolve() for arg in config.args if "::" in arg}
+        files: dict[int, set[Path]] = {}
+        for test in tests:
+            if test.phase is not None:
+                path = (config.rootpath / test.nodeid.split("::", 1)[0]).resolve()
+                files.setdefault(test.phase, set()).add(path)
+        marked = {path.resolve(): phases_in(path) for path in (folder / "tests").glob("test_*.py")}
+        whole = []
+        for phase, collected in sorted(files.items()):
+            wanted = {path for path, phases in marked.items() if phase in phases}
+            complete = bool(wanted) and wanted <= collected and not wanted & cut
+            if complete and (folder, phase) not in self._left_out:
+                whole.append(phase)
+        return whole
 
 
 def keep_verdicts(config: pytest.Config, folders: Mapping[str, Path]) -> None:
@@ -97,11 +104,11 @@ def _keep(config: pytest.Config, options: NpuOptions, model: str, run_folder: Pa
 def verdicts_of(report: RunReport, events: Iterable[Event]) -> dict[int, str]:
     """Phase -> PASS or FAIL, of the phases that may have a verdict."""
     whole = {phase for event in events for phase in event.get("whole", ())}
-    found: dict[int, str] = {}
+    verdicts: dict[int, str] = {}
     for summary in report.phases:
         if summary.phase is None or set(summary.counts) == {"blocked"}:
             continue
         over = report.finished and not report.interrupts
         if summary.verdict == "FAIL" or (summary.verdict == "PASS" and over and summary.phase in whole):
-            found[summary.phase] = summary.verdict
-    return found
+            verdicts[summary.phase] = summary.verdict
+    return verdicts

@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llms.verify.contract.models import ModelFolder
-from npu_deploy import folders
-from npu_deploy.errors import BAD_CHECKPOINT, PRECONDITION, DeployError
+from llms.verify.contract.models import ModelFolder, report_root
+from pytest_npu.core.exceptions import LedgerError, NoCheckpoint
 from pytest_npu.ledger import judging
 
 if TYPE_CHECKING:
@@ -86,11 +85,11 @@ def entry(
 
 def path_of(model: ModelFolder) -> Path:
     """The ledger file of a model."""
-    return folders.report_root(model) / model.name / FILE
+    return report_root(model.folder) / model.name / FILE
 
 
 def append(path: Path, entries: Iterable[Entry]) -> None:
-    """Add verdicts; every line is one write, so two runs never mix. Raises DeployError for a full disk."""
+    """Add verdicts; every line is one write, so two runs never mix. Raises LedgerError for a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -100,11 +99,11 @@ def append(path: Path, entries: Iterable[Entry]) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        raise DeployError(f"{path}: the ledger cannot be written ({error.strerror})", PRECONDITION) from error
+        raise LedgerError(f"{path}: the ledger cannot be written ({error.strerror})") from error
 
 
 def read(path: Path) -> list[Entry]:
-    """All verdicts in order; a torn last line is left out. Raises DeployError when it is no ledger."""
+    """All verdicts in order; a torn last line is left out. Raises LedgerError when it is no ledger."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -116,7 +115,7 @@ def read(path: Path) -> list[Entry]:
         except (ValueError, TypeError) as error:
             if number == len(lines):
                 break
-            raise DeployError(f"{path}, line {number} is no ledger entry: {error}", PRECONDITION) from error
+            raise LedgerError(f"{path}, line {number} is no ledger entry: {error}") from error
     return entries
 
 
@@ -132,7 +131,7 @@ def holds(entries: Iterable[Entry], phase: int, identity: Identity) -> bool:
 
 
 def identity_of(deployment: Deployment) -> Identity:
-    """Digest everything a verdict of this deployment depends on. Raises DeployError without a checkpoint."""
+    """Digest everything a verdict of this deployment depends on. Raises NoCheckpoint."""
     from llms.checkpoints import CheckpointError
     from llms.llama_kernel_builder.exceptions import ToolkitError
 
@@ -142,9 +141,9 @@ def identity_of(deployment: Deployment) -> Identity:
         programs = _programs(deployment)
         rows = judging.judging_rows(deployment.name)
     except (CheckpointError, ToolkitError) as error:
-        raise DeployError(f"{deployment.name}: {error}", BAD_CHECKPOINT) from error
+        raise NoCheckpoint(f"{deployment.name}: {error}") from error
     except LookupError as error:  # a shape that the registry does not know, or a damaged one
-        raise DeployError(f"{deployment.name}: {error}", PRECONDITION) from error
+        raise LedgerError(f"{deployment.name}: {error}") from error
     code = code_digests(folder)
     code["gates"] = _digest([code["gates"], *rows])
     return Identity(programs=_digest(programs), weights=weights[:16], **code)
@@ -183,10 +182,10 @@ def _digest(lines: Iterable[Any]) -> str:
 
 
 def open_deployment(model: ModelFolder, checkpoint: Path | None, choice: str | None) -> Deployment:
-    """Load the adapter of a model. Raises DeployError."""
+    """Load the adapter of a model. Raises LedgerError."""
     from llms.verify.contract.deployment import Deployment, DeploymentError
 
     try:
         return Deployment.from_folder(model.folder, checkpoint=checkpoint, model_choice=choice)
     except DeploymentError as error:
-        raise DeployError(str(error), PRECONDITION) from error
+        raise LedgerError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Verdicts of a plain pytest run, for the gate ledger; `npu-deploy run` writes its own."""
+"""Verdicts of a run that is over, bound to what they judged: the only writer of the gate ledger."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llms.verify.contract.models import read_folder
-from npu_deploy.errors import PRECONDITION, DeployError
+from pytest_npu.core.exceptions import LedgerError
 from pytest_npu.ledger import store as ledger
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def keep(
         checkpoint, choice: as they were asked for.
 
     Raises:
-        DeployError: there is no saying what was judged: its code changed while the run was going on, or the
+        LedgerError: there is no saying what was judged: its code changed while the run was going on, or the
             ledger cannot be written.
     """
     model = read_folder(folder)
@@ -48,7 +48,7 @@ def keep(
     for part, paths in ledger.judged_code(folder).items():
         late = [path.name for path in paths if path.stat().st_mtime > report.started_at]
         if late:
-            raise DeployError(f"{part} changed during the run ({late[0]}): no verdict is kept", PRECONDITION)
+            raise LedgerError(f"{part} changed during the run ({late[0]}): no verdict is kept")
     identity = ledger.identity_of(deployment)
     walls = {summary.phase: summary.duration_s for summary in report.phases}
     label = deployment.checkpoint.label

@@ -55,12 +55,12 @@ class Rung:
 
 def rungs(report: RunReport) -> list[Rung]:
     """All rungs, by phase, in the order they were judged."""
-    found = [
+    results = [
         _rung(_phase_of(report, record), rung)
         for record in report.records_of("ladder")
         for rung in dicts(record["payload"].get("rungs"))
     ]
-    return sorted(found, key=lambda rung: 99 if rung.phase is None else rung.phase)
+    return sorted(results, key=lambda rung: 99 if rung.phase is None else rung.phase)
 
 
 def _phase_of(report: RunReport, record: Mapping[str, Any]) -> int | None:

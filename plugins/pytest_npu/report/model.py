@@ -22,6 +22,8 @@ OUTCOMES = (*BAD, *OPEN, "passed", "xfailed", "xpassed", "blocked", "skipped")
 class TestResult:
     """One test of a run. Times in seconds; `lock_wait_s` is contained in `duration_s`.
 
+    `started_at` and `ended_at` are seconds since the epoch, 0.0 for a test that did not start.
+
     `outcome`: passed, failed, error (setup or teardown), crashed (the process died or was ended),
     interrupted, skipped, blocked (an earlier phase failed), xfailed, xpassed, not run.
     """
@@ -41,6 +43,8 @@ class TestResult:
     details: list[tuple[str, str]] = field(default_factory=list)
     started: bool = False
     finished: bool = False
+    started_at: float = 0.0
+    ended_at: float = 0.0
 
     @property
     def name(self) -> str:
@@ -65,6 +69,10 @@ class PhaseSummary:
     verdict: str
     #: Kernels that passed with elements beyond the tolerance.
     in_tier: int = 0
+    #: Time on the device, seconds, and when the first test began and the last one ended (since the epoch).
+    device_s: float = 0.0
+    started_at: float = 0.0
+    ended_at: float = 0.0
 
     @property
     def title(self) -> str:
@@ -92,8 +100,8 @@ class Kernel:
     @property
     def elements(self) -> dict[str, Any]:
         """Counts of elements: over, allowed, expected, total, and the worst distance."""
-        found = self.payload.get("elements")
-        return found if isinstance(found, dict) else {}
+        counts = self.payload.get("elements")
+        return counts if isinstance(counts, dict) else {}
 
 
 @dataclass
@@ -155,6 +163,9 @@ class RunReport:
             sum(t.lock_wait_s for t in tests),
             self._phase_verdict(phase, counts),
             sum(kernel.in_tier for kernel in self.kernels if kernel.nodeid in {t.nodeid for t in tests}),
+            sum(t.device_s for t in tests),
+            min((t.started_at for t in tests if t.started_at), default=0.0),
+            max((t.ended_at for t in tests), default=0.0),
         )
 
     def _phase_verdict(self, phase: int | None, counts: dict[str, int]) -> str:
@@ -245,6 +256,7 @@ def _on_test_start(report: RunReport, event: Event) -> None:
     test.phase = event.get("phase", test.phase)
     fresh = TestResult(test.nodeid, test.phase, test.perf, worker=event.get("worker") or "", started=True)
     fresh.reruns = test.reruns
+    fresh.started_at = test.started_at or float(event.get("t", 0.0))
     report.tests[test.nodeid] = fresh
 
 
@@ -252,6 +264,7 @@ def _on_test_phase(report: RunReport, event: Event) -> None:
     test = _test(report, event)
     when, outcome, text = event["when"], event["outcome"], event.get("longrepr") or ""
     test.started = True
+    test.ended_at = float(event.get("t", 0.0))
     test.duration_s += float(event.get("duration_s") or 0.0)
     test.lock_wait_s += float(event.get("lock_wait_s") or 0.0)
     test.device_s += float(event.get("device_s") or 0.0)
@@ -282,7 +295,8 @@ def _worse(old: str, new: str) -> str:
 
 
 def _on_test_finish(report: RunReport, event: Event) -> None:
-    _test(report, event).finished = True
+    test = _test(report, event)
+    test.finished, test.ended_at = True, float(event.get("t", test.ended_at))
 
 
 #: Kinds of records that reports know, with the lists in them that reports rely on.

@@ -28,7 +28,7 @@ def results_of(report: RunReport, run: str) -> dict[str, Any]:
         "deployment": report.deployment,
         "environment": {
             key: session.get(key)
-            for key in ("host", "python", "platform", "versions", "argv", "rootdir", "options")
+            for key in ("host", "python", "platform", "cpu", "versions", "argv", "rootdir", "options")
         },
         "workers": report.workers,
         "preflight": report.preflight,

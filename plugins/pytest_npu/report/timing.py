@@ -38,24 +38,24 @@ def timing_of(report: RunReport) -> Timing | None:
             payload.get("seq_len"),
             payload.get("breakdown") or [],
         )
-    found = {
+    payloads = {
         metric: record["payload"]
         for record in report.records_of("benchmark")
         if (metric := _metric(record["payload"]))
     }
-    if not found:
+    if not payloads:
         return None
-    tpot = _median_ms(found.get("tpot"))
-    last = list(found.values())[-1]
+    tpot = _median_ms(payloads.get("tpot"))
+    last = list(payloads.values())[-1]
     return Timing(
         str(last.get("device") or report.device_label),
-        _median_ms(found.get("ttft")),
+        _median_ms(payloads.get("ttft")),
         tpot,
         1e3 / tpot if tpot else None,
         last.get("seq_len"),
         [
             row
-            for payload in found.values()
+            for payload in payloads.values()
             for row in payload.get("breakdown") or []
             if isinstance(row, dict)
         ],

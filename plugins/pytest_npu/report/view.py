@@ -127,17 +127,17 @@ def command(report: RunReport) -> str:
 
 def figures(report: RunReport) -> list[Figure]:
     """Key figures in the order a reader asks for them."""
-    found = []
+    figures = []
     total = sum(report.counts.values())
     passed = report.counts.get("passed", 0)
-    found.append(Figure("tests passed", f"{passed} of {total}", count_text(report.counts)))
+    figures.append(Figure("tests passed", f"{passed} of {total}", count_text(report.counts)))
     gates = report.records_of("topk_gate")
     if gates:
         prompts = [prompt for gate in gates for prompt in gate["payload"].get("prompts", [])]
         good = sum(prompt.get("status") == "OK" for prompt in prompts)
         exact = sum(prompt.get("divergence_step") is None for prompt in prompts)
         css = "good" if prompts and good == len(prompts) else "bad"
-        found.append(
+        figures.append(
             Figure("token-set gate", f"{good} of {len(prompts)}", f"{exact} identical to the end", css)
         )
     timing = timing_of(report)
@@ -148,7 +148,7 @@ def figures(report: RunReport) -> list[Figure]:
             ("decode rate", timing.tps, "tokens/s"),
         ):
             if value is not None:
-                found.append(Figure(label, f"{value:.1f}", timing.clock, unit=unit))
+                figures.append(Figure(label, f"{value:.1f}", timing.clock, unit=unit))
     cosines = [
         (cosine, row)
         for record in report.records_of("diagnosis")
@@ -157,14 +157,14 @@ def figures(report: RunReport) -> list[Figure]:
     ]
     if cosines:
         value, row = min(cosines, key=lambda pair: pair[0])
-        found.append(
+        figures.append(
             Figure(
                 "lowest cosine",
                 f"{value:.4f}",
                 f"{row.get('path')}, layer {row.get('layer')}; for information",
             )
         )
-    return found
+    return figures
 
 
 def run_line(report: RunReport) -> str:
@@ -207,15 +207,15 @@ class Gate:
 
 def gates(report: RunReport) -> list[Gate]:
     """Token-set gates with the texts the table shows."""
-    found = []
+    token_gates = []
     for record in report.records_of("topk_gate"):
         payload = record["payload"]
         prompts = [_prompt_view(prompt) for prompt in payload.get("prompts", [])]
         reasons = [str(reason) for reason in payload.get("reasons") or []]
-        found.append(
+        token_gates.append(
             Gate(source_of(report, record), payload.get("k"), payload.get("n_tokens"), reasons, prompts)
         )
-    return found
+    return token_gates
 
 
 def source_of(report: RunReport, record: Mapping[str, Any]) -> str:
@@ -310,13 +310,13 @@ def profile(report: RunReport) -> Profile | None:
 
 def benchmarks(report: RunReport) -> list[dict[str, Any]]:
     """Measurements on the device clock, times in ms."""
-    found = []
+    measurements = []
     for record in report.records_of("benchmark"):
         payload = record["payload"]
         times = {key: number(payload.get(key)) for key in ("min", "median", "mean", "max", "stddev")}
         milliseconds = {key: "–" if value is None else f"{value * 1e3:.3f}" for key, value in times.items()}
-        found.append({**payload, **milliseconds})
-    return found
+        measurements.append({**payload, **milliseconds})
+    return measurements
 
 
 @dataclass(frozen=True)
@@ -476,6 +476,7 @@ def environment_rows(report: RunReport) -> list[tuple[str, str]]:
         ("host", str(session.get("host") or "")),
         ("workers", ", ".join(f"{worker} on {host}" for worker, host in sorted(report.workers.items()))),
         ("platform", str(session.get("platform") or "")),
+        ("CPU", str(session.get("cpu") or "")),
         ("Python", str(session.get("python") or "")),
         (
             "packages",

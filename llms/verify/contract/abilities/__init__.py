@@ -11,6 +11,7 @@ A gate asks with :func:`needed`, or with :func:`offered` where it can do without
 * ``watch(folder, adapter, config) -> Watch`` of the toolkit: phase 7. It is handed in by whoever starts the
   audit, as who is audited does not choose who watches.
 * ``launch_probe() -> LaunchProbe`` of the runner: the bisect
+* ``needed_artefacts(request) -> ArtefactList | None`` of the adapter: the checks before a run on silicon
 """
 
 from __future__ import annotations

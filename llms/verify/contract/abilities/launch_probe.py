@@ -19,7 +19,10 @@ class LaunchTap(Protocol):
 
 
 class DeviceLayout(Protocol):
-    """How the device lays out a model: padded widths, and where the real columns lie in them."""
+    """How the device lays out a model: padded widths, and where the real columns lie in them.
+
+    Padding lies behind all real columns, but in Q, K and V, where every head has its own.
+    """
 
     @property
     def sizes(self) -> ModelSizes:
@@ -27,7 +30,7 @@ class DeviceLayout(Protocol):
         ...
 
     def head_columns(self, heads: int) -> Array:
-        """int[heads * head_dim]: padded column of every real column of ``heads`` heads in a row."""
+        """int[heads * head_dim]: padded column of every real column of ``heads`` heads of Q, K or V."""
         ...
 
     def weights(self, weights: LayeredWeights) -> LayeredWeights:

@@ -149,9 +149,10 @@ def tokens(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOK
     if vocabulary is not None:
         wrong, notes = vocabulary_problems(own, int(vocabulary), deployment.checkpoint.path)
         problems += wrong
-    if not {row["text"] for row in rows} <= set(load_prompts(deployment.prompt_style)):
+    room = deployment.prompt_room
+    if room is not None and not {row["text"] for row in rows} <= set(load_prompts(deployment.prompt_style)):
         notes.append(
-            f"prompts are cut to {deployment.prompt_room} tokens: the model's positions must hold "
+            f"prompts are cut to {room} tokens: the model's positions must hold "
             f"{GENERATED} generated ones too"
         )
     if len(deployment.tokenizer) != len(own):

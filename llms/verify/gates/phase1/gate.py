@@ -232,7 +232,7 @@ def judge(case: KernelCase, inputs: Mapping[str, Any], output: Any) -> Outcome:
         "status": status,
         "problems": problems,
     }
-    return Outcome(KIND, not problems, payload, f"{case}:\n  " + "\n  ".join(problems) if problems else "")
+    return Outcome.of(KIND, str(case), problems, payload)
 
 
 def row_problems(case: KernelCase) -> list[str]:

@@ -54,7 +54,7 @@ def block_gate(
     if len(prompts) < 2:
         raise ValueError("the block gate needs two prompts: one alone cannot show a stale buffer")
     first, second = prompts[:2]
-    runs = [reference.run(prompt.ids, STEPS) for prompt in (first, second)]
+    runs = [reference.run(prompt.ids, STEPS).with_layers() for prompt in (first, second)]
     reference.release()
     order = ((first, runs[0]), (second, runs[1]), (first, runs[0]))
     captures, alone = _capture(deployment, order, device)
@@ -115,7 +115,7 @@ def judge(
 
 def _layer0(captured: DiagnosisCapture) -> list[Array]:
     layers = captured.prefill.layer_intermediates
-    found = [layers[0]["ffn_out"]] if layers else []
+    found = [layers[0]["ffn_out"]] if layers and "ffn_out" in layers[0] else []
     return found + [
         step.layer_intermediates[0]["ffn_out"] for step in captured.decode if step.layer_intermediates
     ]

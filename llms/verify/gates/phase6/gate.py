@@ -13,7 +13,7 @@ from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
 from llms.verify.contract.outcome import Outcome
 from llms.verify.contract.topk import N_TOKENS, judge
 from llms.verify.gates.payloads import describe_failure, diagnosis_payload, topk_gate_payload
-from llms.verify.gates.phase6.diagnosis import Diagnosis, diagnose
+from llms.verify.gates.phase6.diagnosis import NOT_OFFERED, Diagnosis, diagnose
 from llms.verify.reference.hf import HFReference
 
 # Lowest median cosine of a layer against plain HF bf16. SmolLM2-135M-Instruct (Q4_1 dequantised to bf16)
@@ -53,7 +53,9 @@ def diagnosis_problems(found: Diagnosis) -> list[str]:
     """What no rounding explains: odd or missing records, values not finite, a layer that breaks away."""
     problems = list(found.problems)
     problems += [
-        f"{row.path}: layer {row.layer} {row.probe} is missing: {row.reason}" for row in found.missing
+        f"{row.path}: layer {row.layer} {row.probe} is missing: {row.reason}"
+        for row in found.missing
+        if not row.reason.startswith(NOT_OFFERED)
     ]
     for path in ("prefill", "decode"):
         for row in found.rows:
@@ -74,8 +76,11 @@ def layer_diagnosis(
     *,
     device: Device = NO_DEVICE,
 ) -> tuple[Diagnosis, dict[str, Any]]:
-    """Cosine per layer against the reference, prefill and decode, both sides fed the reference's tokens."""
-    run = reference.run(prompt.ids, n_tokens)
+    """Cosine per layer against the reference, prefill and decode, both sides fed the reference's tokens.
+
+    Raises NotOffered for a reference that does not show its layers.
+    """
+    run = reference.run(prompt.ids, n_tokens).with_layers()
     reference.release()
     max_seq = sequence_length([prompt], n_tokens)
     with deployment.on_device(device, [len(prompt)], max_seq=max_seq):

@@ -133,6 +133,20 @@ class PhaseArithmetic:
             **({"norm_widths": dict(sorted(self.norm_widths.items()))} if self.norm_widths else {}),
         }
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> PhaseArithmetic:
+        """Return the description that :meth:`as_dict` was made from."""
+        return cls(
+            {name: _linear(linear) for name, linear in content["linears"].items()},
+            AttentionArithmetic(**content["attention"]),
+            content["roundings"],
+            content.get("norm_widths", {}),
+        )
+
+
+def _linear(content: Mapping[str, Any]) -> LinearArithmetic:
+    return LinearArithmetic(**{**content, "slices": tuple(content["slices"])})
+
 
 @dataclass(frozen=True)
 class DeviceArithmetic:
@@ -158,6 +172,20 @@ class DeviceArithmetic:
             "lm_head": asdict(self.lm_head),
             "pad_token": self.pad_token,
         }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> DeviceArithmetic:
+        """Return the description that :meth:`as_dict` was made from, for a runner in another process.
+
+        Raises:
+            DescriptionError: it contradicts itself.
+        """
+        return cls(
+            PhaseArithmetic.from_dict(content["prefill"]),
+            PhaseArithmetic.from_dict(content["decode"]),
+            _linear(content["lm_head"]),
+            content["pad_token"],
+        )
 
 
 @runtime_checkable

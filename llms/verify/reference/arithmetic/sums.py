@@ -1,8 +1,8 @@
 """Sums in f32 whose order is written down: the same bits on every CPU, with any number of threads.
 
-torch's and numpy's products leave the order to the BLAS and to the instruction set. Here a product of rows has
-64 running sums, element k along K in sum k mod 64, folded in halves at the end; products and sums are separate
-operations. The loops below are plain Python, compiled by numba without permission to reassociate.
+torch's and numpy's products leave the order to the BLAS and to the instruction set. Here a product of rows
+has 64 running sums, element k along K in sum k mod 64, folded in halves at the end; products and sums are
+separate operations. The loops below are plain Python, compiled by numba without permission to reassociate.
 Sums along a last axis are numpy's, which adds in pairs of eight running sums everywhere.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,7 @@ def products(x: Any, weight: Any, low: int = 0, high: int | None = None) -> Any:
     bounds = [N * i // count for i in range(count + 1)]
     with ThreadPoolExecutor(count) as pool:
         parts = [
-            pool.submit(run, rows, bits, low, high, out, first, last)
-            for first, last in zip(bounds, bounds[1:], strict=False)
+            pool.submit(run, rows, bits, low, high, out, first, last) for first, last in pairwise(bounds)
         ]
         for part in parts:
             part.result()

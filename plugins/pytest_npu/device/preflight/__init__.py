@@ -1,6 +1,6 @@
 """Preflight: what a machine has, what is wrong with it for NPU work, and what helps.
 
-    from llms import preflight
+    from pytest_npu.device import preflight
     report = preflight.examine(model="smollm2_135m")
     report.blocking      # findings that stop work on silicon
     report.as_json()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_npu.device.preflight import artefacts, host, silicon
 from pytest_npu.device.preflight.estimate import MemoryEstimate, estimate
 from pytest_npu.device.preflight.machine import Machine
 from pytest_npu.device.preflight.types import Finding, Report
+
+if TYPE_CHECKING:
+    from llms.verify.contract.abilities.artefacts import ArtefactRequest
 
 DEFAULT_LOCK = Path("/tmp/mlir-air-npu.lock")  # the file that mlir-air's own commands lock
 LOCK_ENV = "NPU_LOCK_FILE"
@@ -23,7 +25,7 @@ _TITLES = {"silicon": "Silicon", "host": "Host", "twin": "Digital twin and refer
 def examine(machine: Machine | None = None, *, model: str | None = None, lock: Path | None = None) -> Report:
     """Run every check on a machine (default: this one), with a model's memory and artefacts when given.
 
-    Raises LookupError for an unknown model.
+    Raises LookupError for an unknown model, or one whose adapter cannot be imported.
     """
     machine = machine if machine is not None else Machine()
     adapter, need = _model(model)
@@ -38,8 +40,8 @@ def examine(machine: Machine | None = None, *, model: str | None = None, lock: P
         host.lock_file(machine, lock or Path(os.environ.get(LOCK_ENV) or DEFAULT_LOCK)),
     ]
     if model is not None and adapter is not None:
-        found = artefacts.check(model, adapter)
-        findings += [found] if found is not None else []
+        compiled = artefacts.check(model, adapter)
+        findings += [compiled] if compiled is not None else []
     findings += [*host.memory(machine, need), *host.software()]
     return Report(tuple(findings))
 
@@ -47,25 +49,31 @@ def examine(machine: Machine | None = None, *, model: str | None = None, lock: P
 def _model(model: str | None) -> tuple[Any, MemoryEstimate | None]:
     if model is None:
         return None, None
+    from llms.verify.contract.deployment import DeploymentError, load_adapter
     from llms.verify.contract.models import find_model
 
-    folder = find_model(model)
-    adapter = importlib.import_module(f"llms.{folder.name}.verify_adapter")
+    try:
+        adapter = load_adapter(find_model(model).folder)
+    except DeploymentError as error:
+        raise LookupError(str(error)) from error
     return adapter, estimate(model, adapter.CONFIG)
 
 
-def examine_model(folder: Path, selection: artefacts.Selection | None = None) -> tuple[Finding, ...]:
-    """Memory and artefacts of one model folder; empty for a folder that is no model of this project."""
+def examine_model(folder: Path, wanted: ArtefactRequest | None = None) -> tuple[Finding, ...]:
+    """Memory and artefacts of one model folder; empty for another folder, or a broken one."""
     from llms.verify.contract.models import ROOT
 
     if folder.resolve().parent != ROOT or not (folder / "verify_adapter.py").is_file():
         return ()
-    adapter, need = _model(folder.name)
-    if selection is not None and selection.config is not None:
-        need = estimate(folder.name, selection.config)
-    found = artefacts.check(folder.name, adapter, selection)
+    try:
+        adapter, need = _model(folder.name)
+    except LookupError:
+        return ()  # the gates say what is wrong with it
+    if wanted is not None and wanted.config is not None:
+        need = estimate(folder.name, wanted.config)
+    compiled = artefacts.check(folder.name, adapter, wanted)
     ram = [finding for finding in host.memory(Machine(), need) if finding.name == "RAM"]
-    return (*([found] if found is not None else []), *ram)
+    return (*([compiled] if compiled is not None else []), *ram)
 
 
 def command(model: str | None, *, as_json: bool, npu: bool) -> tuple[str, int]:
@@ -88,10 +96,10 @@ def render(report: Report) -> str:
     """Text for a terminal: a verdict for silicon and twin, then every finding with reason and remedy."""
     lines = [_verdict(report)]
     for scope, title in _TITLES.items():
-        found = [finding for finding in report.findings if finding.scope == scope]
-        if found:
+        findings = [finding for finding in report.findings if finding.scope == scope]
+        if findings:
             lines += ["", title]
-            lines += [line for finding in found for line in _lines(finding)]
+            lines += [line for finding in findings for line in _lines(finding)]
     return "\n".join(lines)
 
 

@@ -57,8 +57,8 @@ def model_facts(folder: Path, phases: set[int], kernels: list[Any], options: Npu
     from pytest_npu.device import preflight
     from pytest_npu.device.preflight import artefacts
 
-    chosen = artefacts.selection(folder, phases, kernels, checkpoint=options.checkpoint, choice=options.model)
-    return [fact(finding) for finding in preflight.examine_model(folder, chosen)]
+    wanted = artefacts.request(folder, phases, kernels, checkpoint=options.checkpoint, choice=options.model)
+    return [fact(finding) for finding in preflight.examine_model(folder, wanted)]
 
 
 def refuse_bad(facts: list[Fact]) -> None:

@@ -31,8 +31,8 @@ try:
     import pyxrt
     answer["file"] = getattr(pyxrt, "__file__", "built in")
     maps = open("/proc/self/maps").read()
-    found = re.search(r"libxrt_coreutil\.so\.([0-9.]+)", maps)
-    answer["library"] = found.group(1) if found else ""
+    library = re.search(r"libxrt_coreutil\.so\.([0-9.]+)", maps)
+    answer["library"] = library.group(1) if library else ""
     answer["complete"] = hasattr(pyxrt, "hw_context") and hasattr(pyxrt, "ext")
     print(json.dumps(answer), flush=True)  # the next call may end the process
     answer["devices"] = int(pyxrt.enumerate_devices())
@@ -97,7 +97,7 @@ class Machine:
 
     def npus(self) -> list[Npu]:
         """AMD NPUs on the PCI bus, whether a driver is bound or not."""
-        found = []
+        npus = []
         for entry in sorted((self.sysfs / "bus/pci/devices").glob("*")):
             device = read(entry / "device") or ""
             accel = sorted(entry.glob("accel/accel*"))
@@ -106,7 +106,7 @@ class Machine:
             if read(entry / "vendor") != AMD or (device not in GENERATIONS and driver != "amdxdna"):
                 continue
             node = self.devfs / "accel" / accel[0].name if accel else None
-            found.append(
+            npus.append(
                 Npu(
                     bdf=entry.name,
                     device=device,
@@ -117,7 +117,7 @@ class Machine:
                     node=node if node is not None and node.exists() else None,
                 )
             )
-        return found
+        return npus
 
     def module_version(self) -> str | None:
         """Version of the loaded amdxdna module; `in-kernel` when it states none, None when not loaded."""
@@ -133,16 +133,16 @@ class Machine:
     def memory(self) -> tuple[int, int] | None:
         """Bytes of RAM, total and available."""
         text = read(self.procfs / "meminfo") or ""
-        found = {m[1]: int(m[2]) * 1024 for m in re.finditer(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+        sizes = {m[1]: int(m[2]) * 1024 for m in re.finditer(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
         try:
-            return found["MemTotal"], found["MemAvailable"]
+            return sizes["MemTotal"], sizes["MemAvailable"]
         except KeyError:
             return None
 
     def may_lock_memory(self) -> bool:
         """Whether this process has CAP_IPC_LOCK, which lifts the memlock limit."""
-        found = re.search(r"^CapEff:\s+([0-9a-f]+)", read(self.procfs / "self/status") or "", re.MULTILINE)
-        return bool(found and int(found[1], 16) >> CAP_IPC_LOCK & 1)
+        mask = re.search(r"^CapEff:\s+([0-9a-f]+)", read(self.procfs / "self/status") or "", re.MULTILINE)
+        return bool(mask and int(mask[1], 16) >> CAP_IPC_LOCK & 1)
 
     def holders(self, node: Path) -> list[Holder]:
         """Other processes that have a device node open, as far as this user may see them."""
@@ -195,12 +195,12 @@ class Machine:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return {"error": f"asking pyxrt did not end: {error}"}
-        ended = f"the process that asked pyxrt ended with code {done.returncode}"
+        problem = f"the process that asked pyxrt ended with code {done.returncode}"
         try:
             answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         except (ValueError, IndexError):
-            return {"error": ended}
-        return answer if done.returncode == 0 else {**answer, "error": ended}
+            return {"error": problem}
+        return answer if done.returncode == 0 else {**answer, "error": problem}
 
     def xrt_smi(self) -> dict[str, str]:
         """XRT version, firmware and power mode as `xrt-smi examine` prints them; empty without the tool."""

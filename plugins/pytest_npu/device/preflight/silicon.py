@@ -116,7 +116,7 @@ def xrt(machine: Machine, npus: list[Npu], answer: dict[str, Any], smi: dict[str
     findings = [_pyxrt(machine, answer), _version(answer, smi)]
     module = machine.module_version()
     library = _release(str(answer.get("library") or smi.get("xrt", "")))
-    if module and library and (found := _release(module)) and found[:2] != library[:2]:
+    if module and library and (release := _release(module)) and release[:2] != library[:2]:
         findings.append(
             Finding(
                 "driver and XRT",
@@ -221,8 +221,8 @@ def holders(machine: Machine, npus: list[Npu]) -> list[Finding]:
 
 
 def _release(text: str) -> tuple[int, ...] | None:
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    return tuple(int(part) for part in found.groups() if part is not None) if found else None
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part) for part in match.groups() if part is not None) if match else None
 
 
 def _dotted(release: tuple[int, ...]) -> str:

@@ -10,10 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import habits
 import inference
 import numpy as np
+from llms.verify.records import DecodeStepRecord, PrefillRecord
 from shared.kernel_cache import KernelCache, rms_norm
 from shared.weights import config_of, load_weights, rope_table
-
-from llms.verify.contract.records import DecodeStepRecord, PrefillRecord
 
 MODEL_CHOICES = {"base": os.environ.get("EXAMPLE_CHECKPOINT", "example/tiny-llama")}
 DEFAULT_MODEL = "base"

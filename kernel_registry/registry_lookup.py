@@ -70,6 +70,11 @@ DIMS: Mapping[str, tuple[str, ...]] = {op: kernel.dims for op, kernel in KERNELS
 Row = Mapping[str, Any]
 
 
+def shape_of(op: str, dims: Mapping[str, int]) -> str:
+    """Shape as on the command line."""
+    return "x".join(str(dims[name]) for name in DIMS[op])
+
+
 class UnmeasuredShape(LookupError):
     """No row for this kernel and shape. ``command`` is the shell command that adds one."""
 
@@ -161,14 +166,8 @@ def usable(row: Row) -> bool:
 
 def rank(row: Row) -> tuple[int, int, float, str]:
     """Order of choice among usable rows, best first: provenance, then latency in us, then id."""
-    figures = row.get("figures") or {}
-    latency = figures.get("latency_us")
-    return (
-        PROVENANCES.index(row["provenance"]),
-        latency is None,
-        latency if latency is not None else 0.0,
-        row["id"],
-    )
+    latency = (row.get("figures") or {}).get("latency_us")
+    return PROVENANCES.index(row["provenance"]), latency is None, latency or 0.0, row["id"]
 
 
 GEMM_METHODS: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -211,8 +210,7 @@ def config(
         and (op != "flash_attention" or (row.get("attrs") or {}).get("causal") == causal)
     ]
     if not candidates:
-        shape = "x".join(str(dims[d]) for d in DIMS[op])
-        command = f"python -m kernel_registry sweep {op} {shape}{f' {options}' if options else ''}"
+        command = f"python -m kernel_registry sweep {op} {shape_of(op, dims)} {options}".rstrip()
         named = ", ".join(f"{d}={dims[d]}" for d in DIMS[op])
         raise UnmeasuredShape(op, named, options.replace("--", ""), command)
     row = min(candidates, key=rank)
@@ -244,8 +242,7 @@ def _variant(
             raise ValueError(
                 f"no GEMM writes {output_dtype} with precision {precision!r}; known: {known}"
             ) from None
-        variant = f"--precision {precision}" if output_dtype == "bf16" else f"--output-dtype {output_dtype}"
-        options = [variant]
+        options = [f"--precision {precision}" if output_dtype == "bf16" else f"--output-dtype {output_dtype}"]
     else:
         default = DEFAULT_METHOD.get(op, "")
         methods = (default,) if default else ()

@@ -22,10 +22,10 @@ from llms.llama_kernel_builder.block_runner import BlockRunner
 from llms.llama_kernel_builder.cache import KernelCache
 from llms.llama_kernel_builder.deployment.arithmetic_of import describe_arithmetic
 from llms.llama_kernel_builder.device_config import column_slices, deviations, gemv_slices
+from llms.llama_kernel_builder.generic import generic_sequence
 from llms.llama_kernel_builder.kernels import recording
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.verify.reference.arithmetic import DescriptionError, LinearArithmetic, products
-from npu_deploy.scaffold import generic_sequence
 from npu_twin import constraints, timing
 
 HIDDEN, ROWS = 18944, 64

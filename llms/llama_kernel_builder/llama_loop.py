@@ -19,8 +19,8 @@ from .block_runner import BlockRunner
 from .device_config import (
     column_slices,
     device_config,
+    pad_array,
     pad_table,
-    pad_vector,
     padded_heads,
     real_heads,
 )
@@ -277,7 +277,7 @@ def head(run: BlockRunner, weights: ModelWeights, config: ModelConfig, row: Arra
     """Final norm of one row on the host, LM head on the device; logits [vocab] bf16."""
     real = row[: config.emb_dim]
     normed = host_ops.final_rms_norm(run.cache.profiler, real, weights.final_norm, config.rms_eps)
-    parts = run("lm_head_gemv", 0, x=pad_vector(normed, row.size))
+    parts = run("lm_head_gemv", 0, x=pad_array(normed, row.shape))
     logits: Array = np.concatenate(list(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
     kept: Array = logits[: config.vocab_size]
     return kept

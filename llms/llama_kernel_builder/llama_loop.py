@@ -317,9 +317,7 @@ def _gemv_operand(weights: LayerWeights, argument: str, parts: Mapping[str, tupl
 def _head_partitions(matrix: Array, block: Block) -> dict[str, Array]:
     rows, width = next(buffer.shape for buffer in block.buffers if buffer.role == "static")
     parts: dict[str, Array] = {}
-    for p in range(sum(buffer.role == "static" for buffer in block.buffers)):
-        part = matrix[p * rows : (p + 1) * rows]
-        if part.shape[0] < rows:
-            part = np.concatenate([part, np.zeros((rows - part.shape[0], width), dtype=matrix.dtype)])
-        parts[f"w{p}"] = np.ascontiguousarray(part)
+    for p, name in enumerate(block.arguments("static")):
+        part = pad_array(matrix[p * rows : (p + 1) * rows], (rows, width))
+        parts[name] = np.ascontiguousarray(part)
     return parts

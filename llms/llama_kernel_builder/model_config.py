@@ -23,6 +23,8 @@ _FAMILIES: dict[str, tuple[bool | None, bool | None, bool]] = {
     "qwen2": (True, False, False),
     "qwen3": (None, None, True),
 }
+# The fields that say how large a model is; another checkpoint of the same architecture may differ in them.
+SIZES = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
 _FUSED = ("phi3", "chatglm", "internlm2", "gpt_neox", "baichuan")
 _ROPE_TYPES = ("default", "llama3", "linear")
 

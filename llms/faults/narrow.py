@@ -33,13 +33,19 @@ def fp8(array: Array) -> Array:
     return rounded(array, float8_e4m3fn)
 
 
+def _own(weights: Any, name: str) -> Array:
+    """An array of a layer or model, copied so that it can be changed."""
+    array: Array = getattr(weights, name).copy()
+    setattr(weights, name, array)
+    return array
+
+
 # -- weights -----------------------------------------------------------------------------------------------
 
 
 def _key_of_a_head(loaded: ModelWeights, config: ModelConfig) -> None:
-    layer = loaded.layers[-1]
-    layer.wk = layer.wk.copy()
-    layer.wk[-(layer.wk.shape[0] // config.n_kv_heads) :] = 0
+    keys = _own(loaded.layers[-1], "wk")
+    keys[-(len(keys) // config.n_kv_heads) :] = 0
 
 
 def _norm_of_next(loaded: ModelWeights, config: ModelConfig) -> None:
@@ -53,21 +59,17 @@ def _layers_swapped(loaded: ModelWeights, config: ModelConfig) -> None:
 
 
 def _tile_in_eight_bits(loaded: ModelWeights, config: ModelConfig) -> None:
-    layer = loaded.layers[middle(config)]
-    layer.w_up = layer.w_up.copy()
-    layer.w_up[64:128, 64:128] = fp8(layer.w_up[64:128, 64:128])
+    tile = _own(loaded.layers[middle(config)], "w_up")[64:128, 64:128]
+    tile[...] = fp8(tile)
 
 
 def _tile_lost(loaded: ModelWeights, config: ModelConfig) -> None:
-    layer = loaded.layers[middle(config)]
-    layer.w_down = layer.w_down.copy()
-    layer.w_down[8:16, 8:16] = 0
+    _own(loaded.layers[middle(config)], "w_down")[8:16, 8:16] = 0
 
 
 def _row_negated(loaded: ModelWeights, config: ModelConfig) -> None:
-    layer = loaded.layers[middle(config)]
-    layer.wv = layer.wv.copy()
-    layer.wv[5] = rounded(-layer.wv[5].astype(np.float32))
+    row = _own(loaded.layers[middle(config)], "wv")[5]
+    row[...] = rounded(-row.astype(np.float32))
 
 
 def _projection_in_eight_bits(loaded: ModelWeights, config: ModelConfig) -> None:
@@ -77,16 +79,13 @@ def _projection_in_eight_bits(loaded: ModelWeights, config: ModelConfig) -> None
 
 def _depth_cut(loaded: ModelWeights, config: ModelConfig) -> None:
     for layer in loaded.layers:
-        layer.w_down = layer.w_down.copy()
-        layer.w_down[:, config.hidden_dim - 32 :] = 0
+        _own(layer, "w_down")[:, config.hidden_dim - 32 :] = 0
 
 
 def _bias_of_a_head(loaded: ModelWeights, config: ModelConfig) -> None:
-    layer = loaded.layers[middle(config)]
-    assert layer.bq is not None
-    size = layer.bq.shape[0] // config.n_heads
-    layer.bq = layer.bq.copy()
-    layer.bq[size : 2 * size] = 0
+    bias = _own(loaded.layers[middle(config)], "bq")
+    size = len(bias) // config.n_heads
+    bias[size : 2 * size] = 0
 
 
 def _qk_norms_swapped(loaded: ModelWeights, config: ModelConfig) -> None:
@@ -96,8 +95,8 @@ def _qk_norms_swapped(loaded: ModelWeights, config: ModelConfig) -> None:
 
 def _head_shifted(loaded: ModelWeights, config: ModelConfig) -> None:
     last = slice(config.vocab_size - config.vocab_size // 8, config.vocab_size)
-    loaded.lm_head = loaded.lm_head.copy()
-    loaded.lm_head[last] = np.roll(loaded.lm_head[last], 1, axis=0)
+    rows = _own(loaded, "lm_head")[last]
+    rows[...] = np.roll(rows, 1, axis=0)
 
 
 def _head_in_eight_bits(loaded: ModelWeights, config: ModelConfig) -> None:
@@ -105,9 +104,8 @@ def _head_in_eight_bits(loaded: ModelWeights, config: ModelConfig) -> None:
 
 
 def _embedding_end(loaded: ModelWeights, config: ModelConfig) -> None:
-    last = config.vocab_size
-    loaded.embedding = loaded.embedding.copy()
-    loaded.embedding[last - 16 : last] = loaded.embedding[last - 32 : last - 16]
+    rows = _own(loaded, "embedding")[config.vocab_size - 32 : config.vocab_size]
+    rows[16:] = rows[:16]
 
 
 def _fifteen_bits(right: Any, profiler: Any, table: Array, ids: Array) -> Any:

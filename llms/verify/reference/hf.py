@@ -231,6 +231,13 @@ def to_numpy(tensor: Any) -> Array:
     return bits.view(ml_dtypes.bfloat16)
 
 
+def to_torch(array: Array) -> Any:
+    """Copy a numpy array of ``ml_dtypes.bfloat16`` to torch, bit by bit."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16)
+
+
 class HFReference(CachedReference[ReferenceRun]):
     """Reference runs of one checkpoint, cached on disk.
 

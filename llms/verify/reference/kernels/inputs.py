@@ -8,13 +8,11 @@ to their last printed digit, so the order of the draws matters as much as the se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from ml_dtypes import bfloat16
 
-Array = npt.NDArray[Any]
+from llms.verify.contract.records import Array
 
 ROPE_THETA = 500000.0
 """Base of the rotary embedding in the published RoPE harness."""

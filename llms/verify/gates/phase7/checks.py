@@ -189,7 +189,11 @@ def check_production(
 def check_product(audit: Audit, opened: Deployment, watch: Watch, ran: PromptRun) -> None:
     """What a user of the command line gets is what the gates judge."""
     question = "Does the product generate the tokens that the gates judge?"
-    tokens = watch.generate(opened.checkpoint, opened.tokenizer, ran.ids, len(ran.tokens))
+    try:
+        tokens = watch.generate(opened.checkpoint, opened.tokenizer, ran.ids, len(ran.tokens))
+    except Exception as error:
+        audit.add("product", question, [f"it fails: {type(error).__name__}: {error}"], "")
+        return
     if tokens is None:
         audit.add("product", question, ["not offered: no kernel sequence"], "", warn=True)
         return

@@ -296,10 +296,10 @@ class RemoteDeployment(Deployment):
             texts = tuple(dict.fromkeys((*texts, *load_prompts(chosen))))
         return tuple(self.encode(text, chosen) for text in texts[:n])
 
-    def hf_reference(self, *, dtype: str = "bfloat16", use_cache: bool | None = None) -> HFReference:
+    def hf_reference(self, *, dtype: str = "bfloat16") -> HFReference:
         """As for any deployment; an adapter's own reference model stays in the adapter's process."""
         if not self.adapter.description["own_reference"]:
-            return super().hf_reference(dtype=dtype, use_cache=use_cache)
+            return super().hf_reference(dtype=dtype)
         return RemoteReference(self.adapter, self.model_name, self.reference_checkpoint)
 
 

@@ -100,9 +100,7 @@ class HFRunner:
         for index, layer in enumerate(body.layers):
             layer.register_forward_hook(self._keep(index))
         body.norm.register_forward_hook(self._keep(self.n_layers))
-        parameters = inspect.signature(type(model).forward).parameters
-        # transformers renames past_key_values to cache in the course of 5.x.
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = cache_parameter(model)
         self._cache: Any = None
         self._length = 0
 
@@ -163,6 +161,13 @@ class HFRunner:
         self._cache = output[self._cache_name]
         self._length += len(tokens)
         return to_numpy(output.logits[0, -1])
+
+
+def cache_parameter(model: Any) -> str:
+    """Name of the KV cache in a model's calls and results."""
+    parameters = inspect.signature(type(model).forward).parameters
+    # transformers renames past_key_values to cache in the course of 5.x.
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def load_hf_model(checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> Any:
@@ -229,6 +234,13 @@ def to_numpy(tensor: Any) -> Array:
 
     bits: Array = np.array(plain.view(torch.int16).numpy(), copy=True)
     return bits.view(ml_dtypes.bfloat16)
+
+
+def to_torch(array: Array) -> Any:
+    """Copy a numpy array of ``ml_dtypes.bfloat16`` to torch, bit by bit."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16)
 
 
 class HFReference(CachedReference[ReferenceRun]):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from npu_twin.datapath._steps import Step, row_blocks, sequence
+from npu_twin.datapath._steps import Step
 from npu_twin.datapath.arithmetic import Arithmetic
+from npu_twin.datapath.passes import added
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
 from npu_twin.npu2 import L1_BYTES
 from npu_twin.ops import _streams
-from npu_twin.ops.eltwise_add import add_block
 from npu_twin.opset import Config, Dims, Finding, Findings, LaunchLike, Op, Signature, Values, read, write
 
 
@@ -24,8 +24,7 @@ def signature(d: Dims, method: str, tile: Mapping[str, int]) -> Signature:
 def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithmetic) -> Step:
     """out[rows, n] = x[rows, n] + bias[n]."""
     x, bias, out = (operands[name].u16 for name in ("x", "bias", "out"))
-    rounding = choice.rounding_of(launch.rounding)
-    return sequence([add_block(x[part], bias, out[part], rounding) for part in row_blocks(*x.shape)])
+    return added(x, bias, out, choice.rounding_of(launch.rounding))
 
 
 def check(launch: LaunchLike, switches: frozenset[str]) -> Findings:

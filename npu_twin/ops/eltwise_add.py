@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from npu_twin.bf16 import U16
-from npu_twin.datapath._steps import Step, round_into, row_blocks, scratch, sequence, upper
+from npu_twin.datapath._steps import Step
 from npu_twin.datapath.arithmetic import Arithmetic
+from npu_twin.datapath.passes import added
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
 from npu_twin.ops import _streams
@@ -32,24 +30,7 @@ def signature(d: Dims, method: str, tile: Mapping[str, int]) -> Signature:
 def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithmetic) -> Step:
     """out[n] = a[n] + b[n]."""
     a, b, out = (operands[name].u16 for name in ("a", "b", "out"))
-    rounding = choice.rounding_of(launch.rounding)
-    return sequence([add_block(a[part], b[part], out[part], rounding) for part in row_blocks(a.size, 1)])
-
-
-def add_block(a: U16, b: U16, out: U16, rounding: str) -> Step:
-    """Closure: out = a + b; ``b`` may be one row for all rows of ``a``."""
-    wide_a, wide_b, total = scratch("wide.0", a.shape), scratch("wide.1", b.shape), scratch("sum", a.shape)
-    top_a, top_b = upper(wide_a), upper(wide_b)
-    store = round_into(total, out, rounding)
-    copyto, add = np.copyto, np.add
-
-    def run() -> None:
-        copyto(top_a, a)
-        copyto(top_b, b)
-        add(wide_a, wide_b, out=total)
-        store()
-
-    return run
+    return added(a, b, out, choice.rounding_of(launch.rounding))
 
 
 def check(launch: LaunchLike, switches: frozenset[str]) -> Findings:

@@ -10,7 +10,7 @@ import numpy as np
 from fixed_order.products import Gemv
 from npu_twin.datapath._steps import Step, round_into, scratch, sequence, upper
 from npu_twin.datapath.arithmetic import Arithmetic
-from npu_twin.datapath.norms import rms_norm_steps
+from npu_twin.datapath.passes import rms_normed
 from npu_twin.datapath.tables import silu_table
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
@@ -53,7 +53,7 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithme
 
     return sequence(
         [
-            *rms_norm_steps(packed[:1], packed[1], normed, eps, rounding),
+            rms_normed(packed[:1], packed[1], normed, eps, rounding),
             Gemv(w, normed[0], both),
             round_into(both, rounded, rounding),
             swiglu,

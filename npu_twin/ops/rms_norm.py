@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from npu_twin.bf16 import U16, nearest_even, round_f32, widen
-from npu_twin.datapath._steps import Step, round_into, sequence
+from npu_twin.datapath._steps import Step, round_into
 from npu_twin.datapath.arithmetic import Arithmetic
-from npu_twin.datapath.norms import DEFAULT_EPS, LANES, check_lanes, rms_norm_steps
+from npu_twin.datapath.norms import DEFAULT_EPS, LANES, check_lanes
+from npu_twin.datapath.passes import rms_normed
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
 from npu_twin.ops import _streams
@@ -35,7 +36,7 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithme
     eps = float(launch.attrs.get("eps", DEFAULT_EPS))
     if launch.method == "weighted_bf16_sum" and choice.bf16_sum == "hw":
         return _rms_norm_bf16_sum(x, w, out, eps, rounding)
-    return sequence(rms_norm_steps(x, w, out, eps, rounding))
+    return rms_normed(x, w, out, eps, rounding)
 
 
 def _rms_norm_bf16_sum(x: U16, w: U16, out: U16, eps: float, rounding: str) -> Step:

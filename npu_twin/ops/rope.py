@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from npu_twin.bf16 import U16
-from npu_twin.datapath._steps import Step, round_into, row_blocks, scratch, sequence, upper
+from npu_twin.datapath._steps import Step
 from npu_twin.datapath.arithmetic import Arithmetic
+from npu_twin.datapath.passes import rotated
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
 from npu_twin.ops import _streams
@@ -32,49 +30,10 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithme
     ValueError for an odd head dimension.
     """
     x, table, out = (operands[name].u16 for name in ("x", "table", "out"))
-    rounding = choice.rounding_of(launch.rounding)
     width = x.shape[1]
     if width % 2:
         raise ValueError(f"launch {launch.name}: head_dim={width} is odd, rotary embedding turns pairs")
-    split = launch.method == "half_split"
-    return sequence(
-        [
-            _rope_block(x[part], table[part], out[part], split, rounding)
-            for part in row_blocks(x.shape[0], width)
-        ]
-    )
-
-
-def _rope_block(x: U16, table: U16, out: U16, split: bool, rounding: str) -> Step:
-    rows, half = x.shape[0], x.shape[1] // 2
-    planes = (2, rows, half)
-
-    def pairs(bits: U16) -> U16:
-        """The first and the second elements of all pairs as two planes [rows, half]."""
-        if split:
-            return bits.reshape(rows, 2, half).transpose(1, 0, 2)
-        return bits.reshape(rows, half, 2).transpose(2, 0, 1)
-
-    wide_x, wide_t, by_cos, by_sin = (scratch(n, planes) for n in ("wide.0", "wide.1", "sum", "product"))
-    top_x, top_t, x_pairs, angles = upper(wide_x), upper(wide_t), pairs(x), table.reshape(rows, 2, half)
-    angles = angles.transpose(1, 0, 2)
-    flat_x, cos, sin = wide_x.reshape(2, -1), wide_t[0].reshape(-1), wide_t[1].reshape(-1)
-    flat_cos, flat_sin = by_cos.reshape(2, -1), by_sin.reshape(2, -1)
-    first, second = flat_cos
-    first_sin, second_sin = flat_sin
-    store = round_into(by_cos, pairs(out), rounding)
-    copyto, multiply, add, subtract = np.copyto, np.multiply, np.add, np.subtract
-
-    def run() -> None:
-        copyto(top_x, x_pairs)
-        copyto(top_t, angles)
-        multiply(flat_x, cos, out=flat_cos)
-        multiply(flat_x, sin, out=flat_sin)
-        subtract(first, second_sin, out=first)
-        add(second, first_sin, out=second)
-        store()
-
-    return run
+    return rotated(x, table, out, launch.method == "half_split", choice.rounding_of(launch.rounding))
 
 
 def check(launch: LaunchLike, switches: frozenset[str]) -> Findings:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from npu_twin.bf16 import F32, U16
-from npu_twin.datapath._steps import Step, round_into, row_blocks, scratch, sequence, upper
+from npu_twin.datapath._steps import Step
 from npu_twin.datapath.arithmetic import Arithmetic
+from npu_twin.datapath.passes import scaled_by_table
 from npu_twin.datapath.tables import silu_table
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
@@ -34,25 +32,7 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView], choice: Arithme
     """out[n] = silu(gate[n]) * up[n]; silu is a function of one bf16 value and read from its table."""
     gate, up, out = (operands[name].u16 for name in ("gate", "up", "out"))
     rounding = choice.rounding_of(launch.rounding)
-    table = silu_table(rounding, choice.tanh)
-    return sequence(
-        [_silu_block(table, gate[part], up[part], out[part], rounding) for part in row_blocks(gate.size, 1)]
-    )
-
-
-def _silu_block(table: F32, gate: U16, up: U16, out: U16, rounding: str) -> Step:
-    wide, product = scratch("wide.0", gate.shape), scratch("sum", gate.shape)
-    top = upper(wide)
-    store = round_into(product, out, rounding)
-    copyto, multiply, take = np.copyto, np.multiply, np.take
-
-    def run() -> None:
-        copyto(top, up)
-        take(table, gate, out=product, mode="clip")
-        multiply(product, wide, out=product)
-        store()
-
-    return run
+    return scaled_by_table(silu_table(rounding, choice.tanh), gate, up, out, rounding)
 
 
 def check(launch: LaunchLike, switches: frozenset[str]) -> Findings:

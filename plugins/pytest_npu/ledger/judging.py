@@ -37,6 +37,7 @@ JUDGING: Mapping[str, tuple[str, ...]] = {
     "toolkit": (
         "fixed_order.*",  # host attention, the twin's products, and the key of a reference run
         "kernel_registry.measure",  # runs the kernels of phase 1
+        "kernel_registry.shapes",  # which kernels these are
         "llms.adapter",
         "llms.llama_kernel_builder.*",
         "llms.production",

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ENV = "NPU_KERNEL_REGISTRY"
 PACKAGED = Path(__file__).resolve().parent
@@ -26,32 +26,46 @@ PROVENANCES = ("published-silicon", "measured-silicon", "twin")
 USABLE_STATUS = ("pass", "in_tier")
 USABLE_CONTEXT = ("standalone", "tile_sweep", "herd_sweep")
 
-DIMS: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("M", "K", "N"),
-    "gemv": ("M", "K"),
-    "gemv_add": ("M", "K"),
-    "norm_gateup_swiglu": ("emb", "hidden"),
-    "rms_norm": ("M", "N"),
-    "layer_norm": ("M", "N"),
-    "rope": ("rows", "head_dim"),
-    "flash_attention": ("lq", "lk", "head_dim", "q_heads", "kv_heads"),
-    "eltwise_add": ("n",),
-    "bias_add": ("rows", "n"),
-    "silu_mul": ("n",),
-    "gelu": ("n",),
-}
-"""Dimensions of every kernel, in the order of a shape on the command line."""
 
-REQUIRED_TILE: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n"),
-    "gemv": ("tile_m", "m_input"),
-    "gemv_add": ("tile_m", "m_input"),
-    "flash_attention": ("lqp", "lkp", "num_q_tiles"),
-    "eltwise_add": ("tile",),
-    "silu_mul": ("tile_n",),
-    "gelu": ("tile_n",),
+class Kernel(NamedTuple):
+    """What the registry must know of a kernel.
+
+    Attributes:
+        title: as the pages name it.
+        dims: dimensions, in the order of a shape on the command line.
+        tile: tile sizes without which a row cannot configure it.
+        tier: accuracy of its rows, by the name that published rows give it; a GEMM has one per method.
+    """
+
+    title: str
+    dims: tuple[str, ...]
+    tile: tuple[str, ...] = ()
+    tier: str = "bf16"
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "gemm": Kernel("GEMM", ("M", "K", "N"), ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n")),
+    "gemv": Kernel("GEMV", ("M", "K"), ("tile_m", "m_input"), "f32_accumulate"),
+    "gemv_add": Kernel("Cascade GEMV with residual add", ("M", "K"), ("tile_m", "m_input")),
+    "norm_gateup_swiglu": Kernel("Fused norm, gate/up and SwiGLU (decode)", ("emb", "hidden")),
+    "rms_norm": Kernel("RMSNorm", ("M", "N")),
+    "layer_norm": Kernel("LayerNorm", ("M", "N")),
+    "rope": Kernel("RoPE", ("rows", "head_dim")),
+    "flash_attention": Kernel(
+        "FlashAttention",
+        ("lq", "lk", "head_dim", "q_heads", "kv_heads"),
+        ("lqp", "lkp", "num_q_tiles"),
+        "bf16_online_softmax",
+    ),
+    "eltwise_add": Kernel("Element-wise add", ("n",), ("tile",)),
+    "bias_add": Kernel("Bias add", ("rows", "n")),
+    "silu_mul": Kernel("SiLU-and-Mul", ("n",), ("tile_n",), "bf16_transcendental"),
+    "gelu": Kernel("GELU", ("n",), ("tile_n",), "bf16_transcendental"),
 }
-"""Tile sizes without which a row cannot configure its kernel."""
+"""All kernels, in the order of the pages."""
+
+DIMS: Mapping[str, tuple[str, ...]] = {op: kernel.dims for op, kernel in KERNELS.items()}
+"""Dimensions of every kernel."""
 
 Row = Mapping[str, Any]
 
@@ -146,7 +160,7 @@ def usable(row: Row) -> bool:
         row["status"] in USABLE_STATUS
         and row["context"] in USABLE_CONTEXT
         and row.get("herd") is not None
-        and all(k in tile for k in REQUIRED_TILE.get(row["op"], ()))
+        and all(k in tile for k in KERNELS[row["op"]].tile)
     )
 
 

@@ -7,22 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kernel_registry import store
-from kernel_registry.registry_lookup import DIMS, PROVENANCES, rank, shape_of, usable
+from kernel_registry.registry_lookup import DIMS, KERNELS, PROVENANCES, rank, shape_of, usable
 
-TITLES: Mapping[str, str] = {
-    "gemm": "GEMM",
-    "gemv": "GEMV",
-    "gemv_add": "Cascade GEMV with residual add",
-    "norm_gateup_swiglu": "Fused norm, gate/up and SwiGLU (decode)",
-    "rms_norm": "RMSNorm",
-    "layer_norm": "LayerNorm",
-    "rope": "RoPE",
-    "flash_attention": "FlashAttention",
-    "eltwise_add": "Element-wise add",
-    "bias_add": "Bias add",
-    "silu_mul": "SiLU-and-Mul",
-    "gelu": "GELU",
-}
 _HEADER = "<!-- Written by `python -m kernel_registry render` from the JSON files; do not edit. -->\n"
 _MARK = {
     "published-silicon": "published silicon",
@@ -86,7 +72,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def kernel_page(op: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Page of one kernel: its rows by provenance and context."""
-    lines = [_HEADER, f"# {TITLES[op]}\n"]
+    lines = [_HEADER, f"# {KERNELS[op].title}\n"]
     lines.append(f"Shape: `{'x'.join(DIMS[op])}`. {len(rows)} rows.\n")
     for provenance in PROVENANCES:
         contexts = dict.fromkeys(r["context"] for r in rows if r["provenance"] == provenance)
@@ -113,7 +99,7 @@ def overview_page(everything: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     for op, rows in everything.items():
         counts = [sum(usable(r) and r["provenance"] == p for r in rows) for p in PROVENANCES]
         failing = sum(r["status"] not in ("pass", "in_tier") for r in rows)
-        counted.append([f"[{TITLES[op]}](details/{op}.md)", *map(str, counts), str(failing)])
+        counted.append([f"[{KERNELS[op].title}](details/{op}.md)", *map(str, counts), str(failing)])
     lines += _table(heads, counted)
     for op, rows in everything.items():
         best: dict[tuple[str, ...], Mapping[str, Any]] = {}
@@ -122,7 +108,7 @@ def overview_page(everything: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             variant = (_shape(row) + causal, row.get("dtype_out", "bf16"), row.get("tier", ""))
             best[variant] = min(row, best.get(variant, row), key=rank)
         if best:
-            lines += [f"## {TITLES[op]}\n", *_table(_BEST, map(_best_cells, best, best.values()))]
+            lines += [f"## {KERNELS[op].title}\n", *_table(_BEST, map(_best_cells, best, best.values()))]
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from kernel_registry.registry_lookup import DIMS, REQUIRED_TILE, shape_of
+from kernel_registry.registry_lookup import DIMS, KERNELS, shape_of
 
 VERSION = 1
 Status = Literal["pass", "in_tier", "compile_fail", "runtime_fail", "hang", "silent_corruption"]
@@ -33,7 +33,7 @@ def row_id(row: Mapping[str, Any]) -> str:
     """Identity of a row, derived from what was measured, how it was configured and where."""
     op = str(row["op"])
     sizes = row.get("tile") or {}
-    order = REQUIRED_TILE.get(op, ())
+    order = KERNELS[op].tile
     keys = [k for k in order if k in sizes] + sorted(k for k in sizes if k not in order)
     tile = ".".join(str(sizes[k]) for k in keys) or "-"
     herd = "x".join(map(str, row.get("herd") or ())) or "-"

@@ -19,12 +19,6 @@ from kernel_registry.shapes import Request, RequestError
 if TYPE_CHECKING:
     from npu_twin.constraints import Config
 
-KERNEL_TIERS = {
-    "gemv": "f32_accumulate",
-    "silu_mul": "bf16_transcendental",
-    "gelu": "bf16_transcendental",
-    "flash_attention": "bf16_online_softmax",
-}
 VARIANTS = ("rms_norm", "rope", "flash_attention")
 """Kernels whose methods compute different things; of the others the fastest method of the tier is taken."""
 UNCONFIRMED = "K tiling not confirmed on silicon"
@@ -150,7 +144,7 @@ def build_row(
     """The registry row of one measured configuration, without error figures."""
     row: dict[str, Any] = {
         "op": request.op,
-        "tier": request.precision if request.op == "gemm" else KERNEL_TIERS.get(request.op, "bf16"),
+        "tier": request.precision if request.op == "gemm" else lookup.KERNELS[request.op].tier,
         "dims": request.dims,
         "dtype_out": request.output_dtype,
         "method": config.method,

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from npu_deploy.errors import USAGE, DeployError, environment
 
 if TYPE_CHECKING:
-    from llms.verify.gates.phase7.run import AuditRequest
-    from llms.verify.gates.phase7.types import Audit
+    from llms.verify.gates.phase7.types import Audit, AuditRequest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     from llms.checkpoints import CheckpointError
     from llms.llama_kernel_builder.exceptions import DriverUnavailable
     from llms.verify.contract.deployment import DeploymentError, find_folder
-    from llms.verify.gates.phase7.run import AuditRequest
+    from llms.verify.gates.phase7.types import AuditRequest
 
     if options.prompts < 1:
         parser.error("--prompts must be 1 or more: an empty gate is no gate")

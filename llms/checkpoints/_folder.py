@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from llms.checkpoints._cache import file_sha256
 from llms.checkpoints._types import CheckpointError, SourceAbsentError
 
@@ -29,23 +32,14 @@ _HASHED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-# Bytes per element, safetensors format (huggingface/safetensors, README "Format").
-ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
+# Types of elements, safetensors format (huggingface/safetensors, README "Format"), as numpy has them.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}") for kind in "IU" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 _MAX_HEADER = 100_000_000
 
@@ -103,13 +97,13 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         raise _torn(path, f"has a malformed tensor table ({type(error).__name__}: {error})") from None
     reached = data_start
     for name, entry in sorted(entries.items(), key=lambda pair: pair[1].start):
-        if entry.dtype not in ITEM_BYTES:
+        if entry.dtype not in DTYPES:
             raise CheckpointError(
                 f"tensor {name!r} has the unsupported dtype {entry.dtype}",
                 path=path,
                 remedy="use a bf16, f16 or f32 checkpoint",
             )
-        expected = math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
+        expected = math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
         if entry.start != reached or entry.end - entry.start != expected:
             raise _torn(
                 path,

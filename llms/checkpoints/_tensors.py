@@ -11,31 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llms.checkpoints._folder import TensorEntry, tensor_table
+from llms.checkpoints._folder import DTYPES, TensorEntry, tensor_table
 from llms.checkpoints._types import Checkpoint, CheckpointError
-
-_NUMPY_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "F16": "float16",
-    "U32": "uint32",
-    "I32": "int32",
-    "F32": "float32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-}
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    import ml_dtypes
-
-    extra = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, extra[name]) if name in extra else _NUMPY_DTYPES[name])
-    return dtype
 
 
 @dataclass(frozen=True)
@@ -92,7 +69,7 @@ class TensorReader(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         entry = self.entry(name)
-        dtype = _numpy_dtype(entry.dtype)
+        dtype = DTYPES[entry.dtype]
         count = (entry.end - entry.start) // dtype.itemsize
         values = np.frombuffer(self._map(entry.file), dtype=dtype, count=count, offset=entry.start)
         self._loaded.add(name)

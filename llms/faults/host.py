@@ -3,75 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import llms.llama_kernel_builder.deployment.runner
-from llms.faults.seams import Array
+from llms.faults.seams import EXAMPLES, SKILLS, Array, around, fault
 from llms.llama_kernel_builder import block, runtime
 from llms.llama_kernel_builder.block_runner import BlockRunner
+from llms.llama_kernel_builder.deployment import runner
 from llms.llama_kernel_builder.runtime import HostRuntime
 from llms.llama_kernel_builder.toolchains.seam import Loading
 from npu_twin import injection
-from npu_twin.faults._types import Fault
+from npu_twin.faults._types import Fault, Plant
 from npu_twin.faults.compile import requests
 
-_EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
-_SKILLS = "Xilinx/mlir-air e972f2942, .claude/skills/"
 _XRT = "XRT 2.25.0, run::wait and ert_cmd_state"
 
 
-@contextlib.contextmanager
-def _written_once(argument: str) -> Iterator[None]:
+def _written_once(argument: str) -> Plant:
     """An activation is taken for static: written at the first call of its buffer and never again."""
-    right = HostRuntime.write
     seen: set[tuple[str, int]] = set()
 
-    def write(self: HostRuntime, bo: Any, data: Any, *what: Any) -> None:
+    def write(right: Any, self: HostRuntime, bo: Any, data: Any, *what: Any) -> None:
         if what and what[0][1] == argument:
             if (what[0][0], id(bo)) in seen:
                 return
             seen.add((what[0][0], id(bo)))
         right(self, bo, data, *what)
 
-    with mock.patch.object(HostRuntime, "write", write):
-        yield
+    return around(HostRuntime, "write", write)
 
 
 @contextlib.contextmanager
 def _one_key() -> Iterator[None]:
     """All layers name the buffers of layer 0."""
-    preload, run = BlockRunner.preload, BlockRunner._run
-
-    def preload_first(self: BlockRunner, name: str, layer: int, *rest: Any) -> None:
-        preload(self, name, 0, *rest)
-
-    def run_first(self: BlockRunner, name: str, programs: Any, layer: int, inputs: Any) -> Any:
-        return run(self, name, programs, 0, inputs)
-
     with (
-        mock.patch.object(BlockRunner, "preload", preload_first),
-        mock.patch.object(BlockRunner, "_run", run_first),
+        around(BlockRunner, "preload", lambda right, run, name, _, *rest: right(run, name, 0, *rest)),
+        around(
+            BlockRunner,
+            "_run",
+            lambda right, run, name, programs, _, inputs: right(run, name, programs, 0, inputs),
+        ),
     ):
         yield
 
 
-@contextlib.contextmanager
-def _shared_static() -> Iterator[None]:
+def _shared_static(
+    right: Any, run: Any, name: str, layer: int, static: Any, pools: Mapping[str, str]
+) -> None:
     """The pool of a weight is named without its layer, so all layers read the one written last."""
-    right = BlockRunner.preload
-
-    def preload(
-        self: BlockRunner, name: str, layer: int, static: Mapping[str, Array], pools: Mapping[str, str]
-    ) -> None:
-        joined = {
-            key: pool.replace(f".L{layer}.", ".") if key == "wv" else pool for key, pool in pools.items()
-        }
-        right(self, name, layer, static, joined)
-
-    with mock.patch.object(BlockRunner, "preload", preload):
-        yield
+    joined = {key: pool.replace(f".L{layer}.", ".") if key == "wv" else pool for key, pool in pools.items()}
+    right(run, name, layer, static, joined)
 
 
 @contextlib.contextmanager
@@ -98,65 +81,50 @@ def _older_program(request: dict[str, Any]) -> dict[str, Any]:
     return {**request, "launches": launches}
 
 
-def _views() -> contextlib.AbstractContextManager[Any]:
+def _views(right: Any, layers: list[Array] | None) -> Any:
     """What a runner records when it keeps views of one reused buffer: every layer shows the last one's."""
-    right: Callable[..., Any] = llms.llama_kernel_builder.deployment.runner._named
-    return mock.patch.object(
-        llms.llama_kernel_builder.deployment.runner,
-        "_named",
-        lambda layers: right([layers[-1]] * len(layers)) if layers else right(layers),
-    )
+    return right([layers[-1]] * len(layers)) if layers else right(layers)
 
 
-@contextlib.contextmanager
-def _two_writers() -> Iterator[None]:
+def _two_writers(right: Any, program: str, buffers: Any, parts: Any) -> Any:
     """A slice of a stitched program is mapped twice, so two launches write one argument."""
-    name = "stitch"
-    right = getattr(block, name)
-
-    def stitch(program: str, buffers: Any, parts: Any, **more: Any) -> Any:
-        last = parts[-1]
-        again = type(last)(f"{last.prefix}_again", last.program, last.argument_map)
-        return right(program, buffers, [*parts, again], **more)
-
-    with mock.patch.object(block, name, stitch):
-        yield
+    return right(program, buffers, [*parts, replace(parts[-1], prefix=f"{parts[-1].prefix}_again")])
 
 
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "activation_static", "silent", "the attention result is written to the device at the first call only",
-        _EXAMPLES, "phase3", lambda: _written_once("attn"), "C1",
+    fault(
+        "activation_static", "the attention result is written to the device at the first call only",
+        lambda: _written_once("attn"), EXAMPLES, "C1",
     ),
-    Fault(
-        "one_buffer_key", "runtime", "all layers use the buffers of one", _EXAMPLES, "runtime",
-        _one_key, "C4",
-        raises="BadArgument",
+    fault(
+        "one_buffer_key", "all layers use the buffers of one", _one_key, EXAMPLES, "C4",
+        kind="runtime", expected="runtime", raises="BadArgument",
     ),
-    Fault(
-        "shared_static", "silent", "one buffer for a weight of all layers", _EXAMPLES, "phase3",
-        _shared_static, "C5",
+    fault(
+        "shared_static", "one buffer for a weight of all layers",
+        lambda: around(BlockRunner, "preload", _shared_static), EXAMPLES, "C5",
     ),
-    Fault(
-        "run_state_ignored", "verdict", "a run times out and nobody looks at its state", _XRT, "phase3",
-        _state_ignored, "C16",
+    fault(
+        "run_state_ignored", "a run times out and nobody looks at its state", _state_ignored, _XRT, "C16",
+        kind="verdict",
     ),
-    Fault(
-        "stale_artefact", "silent", "the artefact of an older program is served under the same name",
-        _SKILLS + "merge-multi-launch-kernels/SKILL.md", "phase2",
-        lambda: requests("stale_artefact", _older_program), "C18",
+    fault(
+        "stale_artefact", "the artefact of an older program is served under the same name",
+        lambda: requests("stale_artefact", _older_program), SKILLS + "merge-multi-launch-kernels/SKILL.md",
+        "C18", expected="phase2",
     ),
-    Fault(
-        "kernel_name", "runtime", "the kernel in the artefact has another name", _EXAMPLES, "runtime",
-        lambda: mock.patch.object(runtime, "loading_of", lambda path, name: Loading(f"{name}_other")), "C21",
-        raises="ArtefactRefused",
+    fault(
+        "kernel_name", "the kernel in the artefact has another name",
+        lambda: mock.patch.object(runtime, "loading_of", lambda path, name: Loading(f"{name}_other")),
+        EXAMPLES, "C21", kind="runtime", expected="runtime", raises="ArtefactRefused",
     ),
-    Fault(
-        "two_writers", "compile", "two launches write one argument", _SKILLS + "merge-multi-launch-kernels",
-        "compile", _two_writers, "D6", raises="ProgramError", says="two writers",
+    fault(
+        "two_writers", "two launches write one argument", lambda: around(block, "stitch", _two_writers),
+        SKILLS + "merge-multi-launch-kernels", "D6",
+        kind="compile", expected="compile", raises="ProgramError", says="two writers",
     ),
-    Fault(
-        "results_are_views", "verdict", "records are views of one reused buffer", _EXAMPLES, "phase3", _views,
-        "E9",
+    fault(
+        "results_are_views", "records are views of one reused buffer",
+        lambda: around(runner, "_named", _views), EXAMPLES, "E9", kind="verdict",
     ),
 )  # fmt: skip

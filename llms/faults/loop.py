@@ -12,15 +12,26 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 import llms.llama_kernel_builder.deployment.session as session_module
-from llms.faults.seams import Array, attention, decode, layers, middle, prefill, token_text, tokenizer_files
+from llms.faults.seams import (
+    CACHE,
+    EXAMPLES,
+    Array,
+    around,
+    attention,
+    decode,
+    fault,
+    layers,
+    middle,
+    prefill,
+    steps,
+    token_text,
+    tokenizer_files,
+)
 from llms.llama_kernel_builder import llama_loop
 from llms.llama_kernel_builder.deployment import production
 from llms.llama_kernel_builder.layer import LayerRun
 from llms.llama_kernel_builder.llama_loop import Pass
 from npu_twin.faults._types import Fault, Plant
-
-_EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
-_CACHE = "porting mistake in a KV cache kept by hand"
 
 
 def _skip_layer() -> Plant:
@@ -48,23 +59,9 @@ def _position_late(right: Any, forward: Pass, x: Array, run: Any) -> Any:
     return right(replace(forward, rope_lut=np.roll(forward.rope_lut, -1, axis=0)), x, run)
 
 
-@contextlib.contextmanager
-def _late_fault() -> Iterator[None]:
+def _late_fault(step: int, right: Any, *arguments: Any) -> Any:
     """Right up to the tenth decode step after a prefill, one position late from then on."""
-    steps = 0
-
-    def start(right: Any, *arguments: Any) -> Any:
-        nonlocal steps
-        steps = 0
-        return right(*arguments)
-
-    def step(right: Any, *arguments: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        return right(*arguments) if steps <= 10 else _position_late(right, *arguments)
-
-    with prefill(start), decode(step):
-        yield
+    return right(*arguments) if step <= 10 else _position_late(right, *arguments)
 
 
 def _open_tail(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
@@ -132,20 +129,12 @@ def _not_reset() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _nan_at_step_three() -> Iterator[None]:
-    steps: list[int] = []
-
-    def poisoned(right: Any, *arguments: Any) -> Any:
-        token, logits = right(*arguments)
-        steps.append(1)
-        if len(steps) == 3:
-            logits = logits.copy()
-            logits[5] = np.nan
-        return token, logits
-
-    with decode(poisoned):
-        yield
+def _nan_at_step_three(step: int, right: Any, *arguments: Any) -> Any:
+    token, logits = right(*arguments)
+    if step == 3:
+        logits = logits.copy()
+        logits[5] = np.nan
+    return token, logits
 
 
 def _last_of_ties(right: Any, *arguments: Any) -> Any:
@@ -197,37 +186,38 @@ def _eos_in_prompt(model: Any) -> bool:
 @contextlib.contextmanager
 def _cut_silently() -> Iterator[None]:
     """A prompt longer than the largest compiled length is cut to it."""
-    right_bucket = llama_loop.bucket_for
 
-    def bucket(length: int, limit: int) -> int:
-        return right_bucket(min(length, limit, llama_loop.BUCKETS[-1]), limit)
+    def bucket(right: Any, length: int, limit: int) -> Any:
+        return right(min(length, limit, llama_loop.BUCKETS[-1]), limit)
 
     def change(right: Any, forward: Pass, ids: Any, *runs: Any) -> Any:
         return right(forward, ids[: forward.cache.k.shape[2]], *runs)
 
     with (
-        mock.patch.object(llama_loop, "bucket_for", bucket),
-        mock.patch.object(session_module, "bucket_for", bucket),
+        around(llama_loop, "bucket_for", bucket),
+        around(session_module, "bucket_for", bucket),
         prefill(change),
     ):
         yield
 
 
-def _fault(name: str, what: str, plant: Any, entry: str = "", origin: str = _CACHE, **more: Any) -> Fault:
-    expected = more.pop("expected", "phase3")
-    return Fault(name, more.pop("kind", "silent"), what, origin, expected, plant, entry, **more)
+def _fault(name: str, what: str, plant: Any, entry: str = "", origin: str = CACHE, **more: Any) -> Fault:
+    return fault(name, what, plant, origin, entry, **more)
 
 
 FAULTS: tuple[Fault, ...] = (
     _fault("decode_slot_late", "decode K/V stored one slot late", lambda: decode(_slot_late), "E13"),
     _fault("decode_position_late", "decode rope one position late", lambda: decode(_position_late), "E13"),
-    _fault("late_decode_fault", "decode goes wrong after its tenth step", _late_fault, "E22"),
+    _fault("late_decode_fault", "decode goes wrong after its tenth step", lambda: steps(_late_fault), "E22"),
     _fault("open_tail", "64 empty KV slots not masked in decode", lambda: attention(_open_tail), "B7"),
     _fault("attention_hole", "decode attention reads one slot as zero", lambda: attention(_hole)),
     _fault("first_slot_hidden", "decode attention starts at slot 1", lambda: attention(_short_window)),
     _fault("query_louder", "decode attention scale 5 % too large", lambda: attention(_louder_query)),
     _fault("layer_skipped", "a middle layer passes its input on", _skip_layer),
-    _fault("nan_at_step_3", "one logit NaN at decode step 3", _nan_at_step_three, "E19", kind="nan"),
+    _fault(
+        "nan_at_step_3", "one logit NaN at decode step 3",
+        lambda: steps(_nan_at_step_three, of_a_prompt=False), "E19", kind="nan",
+    ),
     _fault(
         "kv_layout_swapped", "prefill K/V stored token first", lambda: prefill(_swapped_layout), "E13",
         applies=lambda model: model.config().n_kv_heads > 1, where="more than one KV head",
@@ -240,13 +230,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "prompt_length_without_eos", "prompt length counted as tokens that are not EOS",
-        lambda: prefill(_length_without_eos), "E10", _EXAMPLES,
+        lambda: prefill(_length_without_eos), "E10", EXAMPLES,
         applies=_eos_in_prompt, where="a chat template that holds the EOS token",
     ),
     _fault(
         "decode_start_without_eos", "only the returned prompt length is counted as tokens that are not EOS",
-        _length_returned, "E10", _EXAMPLES, expected="runtime", raises="BadArgument", says="prompt length",
+        _length_returned, "E10", EXAMPLES, expected="runtime", raises="BadArgument", says="prompt length",
         applies=_eos_in_prompt, where="a chat template that holds the EOS token",
     ),
-    _fault("prompt_cut", "a prompt longer than the limit silently cut", _cut_silently, "E31", _EXAMPLES),
+    _fault("prompt_cut", "a prompt longer than the limit silently cut", _cut_silently, "E31", EXAMPLES),
 )  # fmt: skip

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from ml_dtypes import bfloat16
 
 import llms.llama_kernel_builder.deployment.session as session_module
-from llms.faults.seams import Array, configuration, loading, middle, table, weights
+from llms.faults.seams import (
+    EXAMPLES,
+    Array,
+    around,
+    configuration,
+    fault,
+    loading,
+    middle,
+    table,
+    weights,
+)
 from llms.llama_kernel_builder.model_config import ModelConfig, RopeScaling
 from llms.llama_kernel_builder.rope_table import rope_table
 from llms.llama_kernel_builder.weights import ModelWeights
 from npu_twin.faults._types import Fault, Plant
 from npu_twin.faults.device import is_op, where, with_attrs
-
-_EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
-_PORTING = "porting mistake between Hugging Face transformers and a hand-written forward pass"
 
 
 def grouped(model: Any) -> bool:
@@ -121,8 +126,8 @@ class _Renamed(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name == self._hidden:
             raise KeyError(name)
-        found: Array = self._tensors[name]
-        return found
+        tensor: Array = self._tensors[name]
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._tensors if name != self._hidden)
@@ -135,107 +140,89 @@ class _Renamed(Mapping[str, Array]):
         return self._tensors.ledger()
 
 
-@contextlib.contextmanager
-def _tensor_renamed() -> Iterator[None]:
-    name = "load_tensors"
-    right = getattr(session_module, name)
-    with mock.patch.object(session_module, name, lambda checkpoint: _Renamed(right(checkpoint))):
-        yield
-
-
 def _llama3(model: Any) -> bool:
     return bool(model.config().rope_scaling.kind == "llama3")
 
 
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "tensor_renamed", "runtime", "a weight has another name in the checkpoint", _PORTING, "phase0",
-        _tensor_renamed, "E1", raises="ConfigError", says="lacks tensor",
+    fault(
+        "tensor_renamed", "a weight has another name in the checkpoint",
+        lambda: around(session_module, "load_tensors", lambda right, checkpoint: _Renamed(right(checkpoint))),
+        entry="E1", kind="runtime", expected="phase0", raises="ConfigError", says="lacks tensor",
     ),
-    Fault(
-        "head_as_tied", "silent", "an LM head of its own is left out, the embedding used instead", _EXAMPLES,
-        "phase0", lambda: loading(_as_tied), "E3",
+    fault(
+        "head_as_tied", "an LM head of its own is left out, the embedding used instead",
+        lambda: loading(_as_tied), EXAMPLES, "E3", expected="phase0",
         applies=lambda model: not model.config().tied_embeddings, where="an LM head of its own",
     ),
-    Fault(
-        "rope_theta_tenth", "silent", "rope base 10x too small", _PORTING, "phase0", lambda: _theta(0.1), "E4"
+    fault(
+        "rope_theta_tenth", "rope base 10x too small", lambda: _theta(0.1), entry="E4", expected="phase0"
     ),
-    Fault(
-        "rope_theta_hundredfold", "silent", "rope base 100x too large", _PORTING, "phase0",
-        lambda: _theta(100.0), "E4",
+    fault(
+        "rope_theta_hundredfold", "rope base 100x too large", lambda: _theta(100.0), entry="E4",
+        expected="phase0",
     ),
-    Fault(
-        "rope_one_late", "silent", "all positions one late, prompt and decode alike", _PORTING, "phase0",
-        lambda: table(lambda config, n: np.roll(rope_table(config, n), -1, axis=0)), "E4",
+    fault(
+        "rope_one_late", "all positions one late, prompt and decode alike",
+        lambda: table(lambda config, n: np.roll(rope_table(config, n), -1, axis=0)), entry="E4",
+        expected="phase0",
     ),
-    Fault(
-        "llama3_scaling_ignored", "silent", "frequencies without the llama3 scaling",
-        _EXAMPLES + "/llama32_1b", "phase0", lambda: table(_unscaled), "E4",
-        applies=_llama3, where="rope scaling llama3",
+    fault(
+        "llama3_scaling_ignored", "frequencies without the llama3 scaling", lambda: table(_unscaled),
+        EXAMPLES + "/llama32_1b", "E4", expected="phase0", applies=_llama3, where="rope scaling llama3",
     ),
-    Fault(
-        "scaling_not_read", "silent", "the configuration is read without rope scaling",
-        _EXAMPLES + "/llama32_1b", "phase0",
-        lambda: configuration(lambda config: replace(config, rope_scaling=RopeScaling())), "E4",
-        applies=_llama3, where="rope scaling llama3",
+    fault(
+        "scaling_not_read", "the configuration is read without rope scaling",
+        lambda: configuration(lambda config: replace(config, rope_scaling=RopeScaling())),
+        EXAMPLES + "/llama32_1b", "E4", expected="phase0", applies=_llama3, where="rope scaling llama3",
     ),
-    Fault(
-        "eps_not_read", "silent", "the norms use an eps that config.json does not say", _EXAMPLES, "phase0",
+    fault(
+        "eps_not_read", "the norms use an eps that config.json does not say",
         lambda: configuration(
             lambda config: replace(config, rms_eps=1e-5 if config.rms_eps == 1e-6 else 1e-6)
         ),
-        "E5",
+        EXAMPLES, "E5", expected="phase0",
     ),
-    Fault(
-        "eps_1e-5_for_1e-6", "silent", "norm kernels built with eps 1e-5 for 1e-6",
-        _EXAMPLES + "/qwen25_0_5b",
-        "phase3", lambda: _eps(1e-5), "E5",
+    fault(
+        "eps_1e-5_for_1e-6", "norm kernels built with eps 1e-5 for 1e-6", lambda: _eps(1e-5),
+        EXAMPLES + "/qwen25_0_5b", "E5",
         applies=lambda model: model.config().rms_eps == 1e-6, where="eps 1e-6",
     ),
-    Fault(
-        "eps_1e-6_for_1e-5", "silent", "norm kernels built with eps 1e-6 for 1e-5", _PORTING, "phase3",
-        lambda: _eps(1e-6), "E5",
+    fault(
+        "eps_1e-6_for_1e-5", "norm kernels built with eps 1e-6 for 1e-5", lambda: _eps(1e-6), entry="E5",
         applies=lambda model: model.config().rms_eps == 1e-5, where="eps 1e-5",
     ),
-    Fault(
-        "bias_dropped", "silent", "QKV bias dropped", _PORTING, "phase2",
-        lambda: weights(_bias_times(0.0, "bq", "bk", "bv")), "E6", applies=_biased, where="QKV bias",
+    fault(
+        "bias_dropped", "QKV bias dropped", lambda: weights(_bias_times(0.0, "bq", "bk", "bv")), entry="E6",
+        expected="phase2", applies=_biased, where="QKV bias",
     ),
-    Fault(
-        "key_bias_dropped", "silent", "bias of K alone dropped", _PORTING, "phase2",
-        lambda: weights(_bias_times(0.0, "bk")), "E6", applies=_biased, where="QKV bias",
+    fault(
+        "key_bias_dropped", "bias of K alone dropped", lambda: weights(_bias_times(0.0, "bk")), entry="E6",
+        expected="phase2", applies=_biased, where="QKV bias",
     ),
-    Fault(
-        "bias_twice", "silent", "QKV bias added twice", _PORTING, "phase2",
-        lambda: weights(_bias_times(2.0, "bq", "bk", "bv")), "E6", applies=_biased, where="QKV bias",
+    fault(
+        "bias_twice", "QKV bias added twice", lambda: weights(_bias_times(2.0, "bq", "bk", "bv")), entry="E6",
+        expected="phase2", applies=_biased, where="QKV bias",
     ),
-    Fault(
-        "quantised_twice", "silent", "weights quantised again", _EXAMPLES, "phase0",
-        lambda: loading(_quantised_again), "E30",
+    fault(
+        "quantised_twice", "weights quantised again", lambda: loading(_quantised_again), EXAMPLES, "E30",
+        expected="phase0",
     ),
-    Fault(
-        "gqa_tiled", "silent", "query head h reads KV head h mod kv_heads", _PORTING, "phase2",
-        lambda: weights(tile_heads), "B6", applies=grouped,
-        where="more than one KV head, fewer than query heads",
+    fault(
+        "gqa_tiled", "query head h reads KV head h mod kv_heads", lambda: weights(tile_heads), entry="B6",
+        expected="phase2", applies=grouped, where="more than one KV head, fewer than query heads",
     ),
-    Fault(
-        "norm_plus_one", "silent", "1 added to the norm weights", "Gemma's norm convention", "phase2",
-        lambda: weights(_norms_plus_one),
+    fault(
+        "norm_plus_one", "1 added to the norm weights", lambda: weights(_norms_plus_one),
+        "Gemma's norm convention", expected="phase2",
     ),
-    Fault(
-        "gate_up_swapped", "silent", "gate and up swapped in a middle layer", _PORTING, "phase3",
-        lambda: weights(_swap_gate_up),
+    fault("gate_up_swapped", "gate and up swapped in a middle layer", lambda: weights(_swap_gate_up)),
+    fault("neighbour_weight", "K weight of the layer before", lambda: weights(_neighbour_weight)),
+    fault(
+        "stale_weights", "the device holds an older version of one weight, 3 % smaller",
+        lambda: weights(_older_weights), EXAMPLES, "C2",
     ),
-    Fault(
-        "neighbour_weight", "silent", "K weight of the layer before", _PORTING, "phase3",
-        lambda: weights(_neighbour_weight),
-    ),
-    Fault(
-        "stale_weights", "silent", "the device holds an older version of one weight, 3 % smaller", _EXAMPLES,
-        "phase3", lambda: weights(_older_weights), "C2",
-    ),
-    Fault(
-        "final_norm_5_percent", "silent", "final norm 5 % too large", _PORTING, "phase3",
-        lambda: weights(_scaled_final_norm), "A26",
+    fault(
+        "final_norm_5_percent", "final norm 5 % too large", lambda: weights(_scaled_final_norm), entry="A26"
     ),
 )  # fmt: skip

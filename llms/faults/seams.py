@@ -20,9 +20,23 @@ from llms.llama_kernel_builder import host_ops, llama_loop
 from llms.llama_kernel_builder.llama_loop import Pass
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.weights import ModelWeights
-from npu_twin.faults._types import Plant
+from npu_twin.faults._types import Fault, Plant
 
 Array = np.ndarray[Any, Any]
+
+# Where the faults are described.
+EXAMPLES = "Xilinx/mlir-air e972f2942, programming_examples/llms"
+SKILLS = "Xilinx/mlir-air e972f2942, .claude/skills/"
+PORTING = "porting mistake between Hugging Face transformers and a hand-written forward pass"
+CACHE = "porting mistake in a KV cache kept by hand"
+
+
+def fault(
+    name: str, what: str, plant: Callable[[], Plant], origin: str = PORTING, entry: str = "", **more: Any
+) -> Fault:
+    """A fault, silent and caught by phase 3 unless `more` says otherwise."""
+    kind, expected = more.pop("kind", "silent"), more.pop("expected", "phase3")
+    return Fault(name, kind, what, origin, expected, plant, entry, **more)
 
 
 def tokenizer_files(model: Any) -> tuple[dict[str, Any], str, str]:
@@ -49,36 +63,35 @@ def middle(config: ModelConfig) -> int:
 
 
 @contextlib.contextmanager
-def weights(change: Callable[[ModelWeights, ModelConfig], None]) -> Iterator[None]:
-    """Change what sessions write to the device; what they say they loaded stays right."""
-    name = "pad_weights"
-    right: Callable[..., ModelWeights] = getattr(session_module, name)
+def around(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]:
+    """Replace a function of a module or class by ``change(right, *arguments)``; `right` is the one it has."""
+    right = getattr(owner, name)
+    with mock.patch.object(owner, name, lambda *a, **options: change(right, *a, **options)):
+        yield
 
-    def changed(loaded: ModelWeights, config: ModelConfig) -> ModelWeights:
+
+def weights(change: Callable[[ModelWeights, ModelConfig], None]) -> Plant:
+    """Change what sessions write to the device; what they say they loaded stays right."""
+
+    def changed(
+        right: Callable[..., ModelWeights], loaded: ModelWeights, config: ModelConfig
+    ) -> ModelWeights:
         padded = right(loaded, config)
         result = replace(padded, layers=[replace(layer) for layer in padded.layers])
         change(result, config)
         return result
 
-    with mock.patch.object(session_module, name, changed):
-        yield
+    return around(session_module, "pad_weights", changed)
 
 
-@contextlib.contextmanager
-def loading(change: Callable[..., ModelWeights]) -> Iterator[None]:
+def loading(change: Callable[..., ModelWeights]) -> Plant:
     """Load weights by ``change(right, tensors, config)``: the ledger shows it."""
-    name = "load_weights"
-    right: Callable[..., ModelWeights] = getattr(session_module, name)
-    with mock.patch.object(session_module, name, lambda *a: change(right, *a)):
-        yield
+    return around(session_module, "load_weights", change)
 
 
-@contextlib.contextmanager
-def configuration(change: Callable[[ModelConfig], ModelConfig]) -> Iterator[None]:
+def configuration(change: Callable[[ModelConfig], ModelConfig]) -> Plant:
     """Read another configuration than config.json states."""
-    right = ModelConfig.from_hf_folder
-    with mock.patch.object(ModelConfig, "from_hf_folder", lambda path: change(right(path))):
-        yield
+    return around(ModelConfig, "from_hf_folder", lambda right, path: change(right(path)))
 
 
 def table(change: Callable[[ModelConfig, int], Array]) -> Plant:
@@ -86,19 +99,35 @@ def table(change: Callable[[ModelConfig, int], Array]) -> Plant:
     return mock.patch.object(session_module, "rope_table", change)
 
 
-@contextlib.contextmanager
-def decode(change: Callable[..., Any]) -> Iterator[None]:
+def decode(change: Callable[..., Any]) -> Plant:
     """Replace the decode step by ``change(right, forward, x, run)``; `forward` is a `Pass`."""
-    right = llama_loop.decode_step
-    with mock.patch.object(llama_loop, "decode_step", lambda *a: change(right, *a)):
-        yield
+    return around(llama_loop, "decode_step", change)
+
+
+def prefill(change: Callable[..., Any]) -> Plant:
+    """Replace the prefill by ``change(right, forward, ids, *runs)``; `forward` is a `Pass`."""
+    return around(llama_loop, "prefill", change)
 
 
 @contextlib.contextmanager
-def prefill(change: Callable[..., Any]) -> Iterator[None]:
-    """Replace the prefill by ``change(right, forward, ids, *runs)``; `forward` is a `Pass`."""
-    right = llama_loop.prefill
-    with mock.patch.object(llama_loop, "prefill", lambda *a: change(right, *a)):
+def steps(change: Callable[..., Any], *, of_a_prompt: bool = True) -> Iterator[None]:
+    """Replace the decode step by ``change(step, right, forward, x, run)``.
+
+    `step` counts from 1, of every prompt, or else of all prompts together.
+    """
+    step = 0
+
+    def start(right: Any, *arguments: Any) -> Any:
+        nonlocal step
+        step = 0 if of_a_prompt else step
+        return right(*arguments)
+
+    def counted(right: Any, *arguments: Any) -> Any:
+        nonlocal step
+        step += 1
+        return change(step, right, *arguments)
+
+    with prefill(start), decode(counted):
         yield
 
 
@@ -122,20 +151,14 @@ def layers(
 
         return with_layers
 
-    with (
-        prefill(changed("prefill_layer", in_prefill)),
-        decode(changed("decode_layer", in_decode)),
-    ):
+    with prefill(changed("prefill_layer", in_prefill)), decode(changed("decode_layer", in_decode)):
         yield
 
 
-@contextlib.contextmanager
-def attention(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Iterator[None]:
+def attention(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Plant:
     """Change query, keys and values in front of the attention of a decode step."""
-    right = host_ops.decode_attention
-
-    def changed(profiler: Any, q: Array, keys: Array, values: Array, heads: int) -> Array:
-        return right(profiler, *change(q, keys, values), heads)
-
-    with mock.patch.object(host_ops, "decode_attention", changed):
-        yield
+    return around(
+        host_ops,
+        "decode_attention",
+        lambda right, profiler, q, keys, values, heads: right(profiler, *change(q, keys, values), heads),
+    )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import llms.llama_kernel_builder.deployment.session as session_module
-from llms.faults.seams import decode, prefill
+from llms.faults.seams import SKILLS, decode, fault, prefill
 from llms.llama_kernel_builder.block_runner import BlockRunner
 from npu_twin import injection
 from npu_twin.clock import default_clock
 from npu_twin.faults._types import Fault, Plant
 
-_SKILLS = "Xilinx/mlir-air e972f2942, .claude/skills/"
-_MERGE = _SKILLS + "merge-multi-launch-kernels/SKILL.md"
+_MERGE = SKILLS + "merge-multi-launch-kernels/SKILL.md"
+_DECODE = SKILLS + "decode-optimization/SKILL.md"
 _GEMM = "Xilinx/mlir-air e972f2942, programming_examples/kernel_registry/details/GEMM_bf16_in_bf16_out.md"
 
 
@@ -24,64 +25,35 @@ def _old_path() -> Plant:
     )
 
 
-def _slow_elf(kernel: str, us: float) -> Plant:
-    return injection.delay(us, kernel=kernel)
-
-
-def _late(seam: Any, ms: float) -> Plant:
+def _late(seam: Callable[..., Plant], ms: float) -> Plant:
     """Work of the host that nobody declares takes ``ms`` in every call."""
 
     def change(right: Any, *arguments: Any) -> Any:
         default_clock().advance_us(ms * 1e3)
         return right(*arguments)
 
-    found: Plant = seam(change)
-    return found
-
-
-def _fault(entry: str, name: str, what: str, origin: str, expected: str, plant: Any) -> Fault:
-    return Fault(name, "slow", what, origin, expected, plant, entry)
+    return seam(change)
 
 
 FAULTS: tuple[Fault, ...] = (
-    _fault(
-        "D10",
-        "old_path_called",
-        "merged ELFs are built, the unmerged ones are called",
-        _MERGE,
-        "phase4",
-        _old_path,
+    fault(
+        "old_path_called", "merged ELFs are built, the unmerged ones are called", _old_path, _MERGE, "D10",
+        kind="slow", expected="phase4",
     ),
-    _fault(
-        "D11",
-        "merged_decode_slow",
-        "a merged ELF of decode is slower than its kernels alone",
-        _MERGE,
-        "phase5",
-        lambda: _slow_elf("o_gemv_ffn", 5e3),
+    fault(
+        "merged_decode_slow", "a merged ELF of decode is slower than its kernels alone",
+        lambda: injection.delay(5e3, kernel="o_gemv_ffn"), _MERGE, "D11", kind="slow", expected="phase5",
     ),
-    _fault(
-        "A23",
-        "slow_tile",
-        "a tile that makes the largest ELF of a prompt take 50 ms more",
-        _GEMM,
-        "phase7",
-        lambda: _slow_elf("o_ffn_s128", 5e4),
+    fault(
+        "slow_tile", "a tile that makes the largest ELF of a prompt take 50 ms more",
+        lambda: injection.delay(5e4, kernel="o_ffn_s128"), _GEMM, "A23", kind="slow", expected="phase7",
     ),
-    _fault(
-        "E27",
-        "set_up_in_prefill",
-        "set-up of 200 ms inside the timed prefill",
-        _SKILLS + "decode-optimization/SKILL.md",
-        "phase7",
-        lambda: _late(prefill, 200.0),
+    fault(
+        "set_up_in_prefill", "set-up of 200 ms inside the timed prefill", lambda: _late(prefill, 200.0),
+        _DECODE, "E27", kind="slow", expected="phase7",
     ),
-    _fault(
-        "E28",
-        "host_work_untimed",
-        "host work of 50 ms per decode step that no profile shows",
-        _SKILLS + "decode-optimization/SKILL.md",
-        "phase7",
-        lambda: _late(decode, 50.0),
+    fault(
+        "host_work_untimed", "host work of 50 ms per decode step that no profile shows",
+        lambda: _late(decode, 50.0), _DECODE, "E28", kind="slow", expected="phase7",
     ),
-)
+)  # fmt: skip

@@ -12,15 +12,24 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from llms.faults.narrow import fp8, rounded
-from llms.faults.seams import Array, attention, decode, layers, middle, prefill
+from llms.faults.seams import (
+    CACHE,
+    Array,
+    around,
+    attention,
+    decode,
+    fault,
+    layers,
+    middle,
+    prefill,
+    steps,
+)
 from llms.llama_kernel_builder import host_ops, llama_loop
 from llms.llama_kernel_builder.layer import LayerRun
 from llms.llama_kernel_builder.llama_loop import Pass
 from llms.llama_kernel_builder.model_config import ModelConfig
 from npu_twin.faults._types import Fault, Plant
 
-_PORTING = "porting mistake between Hugging Face transformers and a hand-written forward pass"
-_CACHE = "porting mistake in a KV cache kept by hand"
 _LENGTH = "a mistake that begins at a length"
 _STATE = "state that one call leaves to a later one"
 
@@ -68,48 +77,31 @@ def _heads_shifted(attend: Any, config: ModelConfig, q: Array, k: Array, v: Arra
 @contextlib.contextmanager
 def _stale_hidden() -> Iterator[None]:
     """From the 17th decode step on, the layer in the middle is given the hidden state of the step before."""
-    steps, before = 0, np.empty(0)
+    stale, before = False, np.empty(0)
 
-    def start(right: Any, *arguments: Any) -> Any:
-        nonlocal steps
-        steps = 0
+    def count(step: int, right: Any, *arguments: Any) -> Any:
+        nonlocal stale
+        stale = step > 16
         return right(*arguments)
 
-    def in_decode(right: Any, forward: Pass, run: LayerRun, x: Array) -> Any:
-        nonlocal steps, before
-        if run.index == middle(forward.config):
-            steps += 1
-            now = np.array(x)
-            x, before = (before if steps > 16 else x), now
-        return right(run, x)
+    def layer(right: Any, config: ModelConfig, run: LayerRun, x: Array) -> Any:
+        nonlocal before
+        given, before = before if stale else x, np.array(x)
+        return right(run, given)
 
-    with prefill(start), layers(in_decode=in_decode):
+    with steps(count), _of_middle(layer):
         yield
 
 
 # -- cache and positions -----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _slot_lost() -> Iterator[None]:
+def _slot_lost(step: int, right: Any, forward: Pass, x: Array, run: Any) -> Any:
     """What the 12th decode step wrote for one head is gone after it."""
-    steps = 0
-
-    def start(right: Any, *arguments: Any) -> Any:
-        nonlocal steps
-        steps = 0
-        return right(*arguments)
-
-    def step(right: Any, forward: Pass, x: Array, run: Any) -> Any:
-        nonlocal steps
-        result = right(forward, x, run)
-        steps += 1
-        if steps == 12:
-            forward.cache.k[middle(forward.config), 0, forward.position] = 0
-        return result
-
-    with prefill(start), decode(step):
-        yield
+    result = right(forward, x, run)
+    if step == 12:
+        forward.cache.k[middle(forward.config), 0, forward.position] = 0
+    return result
 
 
 def _key_into_neighbour(right: Any, forward: Pass, x: Array, run: Any) -> Any:
@@ -146,10 +138,8 @@ def _late_beyond(table: Array, position: int) -> Array:
 
 def _prefill_table(shortest: int, first: int) -> Plant:
     """Rotary rows of a prompt one late from ``first`` on, in compiled lengths from ``shortest``."""
-    name = "pad_table"
-    right = getattr(llama_loop, name)
 
-    def pad(rows: Array, width: int) -> Array:
+    def pad(right: Any, rows: Array, width: int) -> Array:
         out: Array = right(rows, width)
         if len(out) < shortest:
             return out
@@ -157,7 +147,7 @@ def _prefill_table(shortest: int, first: int) -> Plant:
         out[first:] = np.roll(out[first:], -1, axis=0)
         return out
 
-    return mock.patch.object(llama_loop, name, pad)
+    return around(llama_loop, "pad_table", pad)
 
 
 def _without_self(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
@@ -174,8 +164,7 @@ def _one_hole(q: Array, keys: Array, values: Array) -> tuple[Array, Array, Array
     return q, keys, values
 
 
-@contextlib.contextmanager
-def _softmax(change: Callable[[Array], Array]) -> Iterator[None]:
+def _softmax(change: Callable[[Array], Array]) -> Plant:
     """Decode attention with ``change(scores)`` for its probabilities."""
 
     def attend(profiler: Any, q: Array, keys: Array, values: Array, n_heads: int) -> Array:
@@ -186,14 +175,13 @@ def _softmax(change: Callable[[Array], Array]) -> Iterator[None]:
         out: Array = (change(scores) @ wide_values).reshape(n_heads * d).astype(bfloat16)
         return out
 
-    with mock.patch.object(host_ops, "decode_attention", attend):
-        yield
+    return mock.patch.object(host_ops, "decode_attention", attend)
 
 
 def _saturated(scores: Array) -> Array:
     weights = np.exp(np.minimum(scores, np.float32(4.0)))
-    found: Array = weights / weights.sum(-1, keepdims=True)
-    return found
+    probabilities: Array = weights / weights.sum(-1, keepdims=True)
+    return probabilities
 
 
 def _probabilities_bf16(scores: Array) -> Array:
@@ -225,8 +213,7 @@ def _last_slot_of_full(right: Any, forward: Pass, ids: Any, *runs: Any) -> Any:
     return result
 
 
-@contextlib.contextmanager
-def _token_of_before() -> Iterator[None]:
+def _token_of_before() -> Plant:
     """One token near the end of a prompt is that of the prompt before."""
     kept: list[int] = []
 
@@ -236,8 +223,7 @@ def _token_of_before() -> Iterator[None]:
         kept[:] = [ids[place]]
         return used
 
-    with _with_ids(change):
-        yield
+    return _with_ids(change)
 
 
 @contextlib.contextmanager
@@ -250,130 +236,90 @@ def _first_logits_again() -> Iterator[None]:
         return kept[0]
 
     def step(right: Any, *arguments: Any) -> Any:
-        found = right(*arguments)
-        return kept.pop() if kept else found
+        result = right(*arguments)
+        return kept.pop() if kept else result
 
     with prefill(start), decode(step):
         yield
 
 
-@contextlib.contextmanager
-def _worn_out() -> Iterator[None]:
+def _worn_out(step: int, right: Any, *arguments: Any) -> Any:
     """Right for 40 decode steps, 1 % too large in the logits from then on, whatever the prompt."""
-    steps = 0
-
-    def step(right: Any, *arguments: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        token, logits = right(*arguments)
-        return token, rounded(host_ops.widen(logits) * np.float32(1.01)) if steps > 40 else logits
-
-    with decode(step):
-        yield
-
-
-def _fault(name: str, what: str, plant: Callable[[], Plant], origin: str = _PORTING, **more: Any) -> Fault:
-    return Fault(name, "silent", what, origin, more.pop("expected", "phase3"), plant, **more)
+    token, logits = right(*arguments)
+    return token, rounded(host_ops.widen(logits) * np.float32(1.01)) if step > 40 else logits
 
 
 FAULTS: tuple[Fault, ...] = (
-    _fault(
+    fault(
         "residual_twice", "residual added twice in one layer, in decode", lambda: _of_middle(_residual_twice)
     ),
-    _fault("stale_hidden", "one layer is given the step before, from step 17 on", _stale_hidden, _STATE),
-    _fault(
-        "value_heads_reversed",
-        "V heads stored in the other order, one layer, in decode",
-        lambda: _of_middle(_with_attention(_values_reversed)),
-        _CACHE,
-        applies=lambda model: model.config().n_kv_heads > 1,
-        where="more than one KV head",
+    fault("stale_hidden", "one layer is given the step before, from step 17 on", _stale_hidden, _STATE),
+    fault(
+        "value_heads_reversed", "V heads stored in the other order, one layer, in decode",
+        lambda: _of_middle(_with_attention(_values_reversed)), CACHE,
+        applies=lambda model: model.config().n_kv_heads > 1, where="more than one KV head",
     ),
-    _fault(
-        "heads_shifted",
-        "attention results one head on, one layer, in decode",
+    fault(
+        "heads_shifted", "attention results one head on, one layer, in decode",
         lambda: _of_middle(_with_attention(_heads_shifted)),
     ),
-    _fault("slot_lost", "what one step wrote for one head is lost", _slot_lost, _CACHE),
-    _fault(
-        "key_into_neighbour",
-        "K of one layer also lands in the layer before",
-        lambda: decode(_key_into_neighbour),
-        _CACHE,
+    fault("slot_lost", "what one step wrote for one head is lost", lambda: steps(_slot_lost), CACHE),
+    fault(
+        "key_into_neighbour", "K of one layer also lands in the layer before",
+        lambda: decode(_key_into_neighbour), CACHE,
     ),
-    _fault("cache_fp8", "decode stores K and V in eight bits", lambda: decode(_cache_in_eight_bits), _CACHE),
-    _fault("position_wraps", "positions start again at 64, in decode", lambda: _table(_wrapped), _LENGTH),
-    _fault(
-        "rows_late_from_32",
-        "rotary rows of a prompt one late from the 32nd on",
-        lambda: _prefill_table(0, 32),
-        _LENGTH,
+    fault("cache_fp8", "decode stores K and V in eight bits", lambda: decode(_cache_in_eight_bits), CACHE),
+    fault("position_wraps", "positions start again at 64, in decode", lambda: _table(_wrapped), _LENGTH),
+    fault(
+        "rows_late_from_32", "rotary rows of a prompt one late from the 32nd on",
+        lambda: _prefill_table(0, 32), _LENGTH,
     ),
-    _fault("own_slot_hidden", "decode attention leaves out the new slot", lambda: attention(_without_self)),
-    _fault(
-        "window_48",
-        "decode attends to the last 48 slots only",
-        lambda: attention(lambda q, k, v: (q, k[:, -48:], v[:, -48:])),
-        _LENGTH,
+    fault("own_slot_hidden", "decode attention leaves out the new slot", lambda: attention(_without_self)),
+    fault(
+        "window_48", "decode attends to the last 48 slots only",
+        lambda: attention(lambda q, k, v: (q, k[:, -48:], v[:, -48:])), _LENGTH,
     ),
-    _fault(
-        "hole_at_one_step",
-        "the slot that counts most reads zero for one head at one step",
-        lambda: attention(_one_hole),
-        _CACHE,
+    fault(
+        "hole_at_one_step", "the slot that counts most reads zero for one head at one step",
+        lambda: attention(_one_hole), CACHE,
     ),
-    _fault(
+    fault(
         "softmax_saturates", "soft-max without its maximum: scores saturate", lambda: _softmax(_saturated)
     ),
-    _fault(
-        "probabilities_bf16",
-        "decode attention rounds its probabilities to bf16",
+    fault(
+        "probabilities_bf16", "decode attention rounds its probabilities to bf16",
         lambda: _softmax(_probabilities_bf16),
     ),
-    _fault(
-        "first_logits_again",
-        "the first decode step returns the prefill's logits",
-        _first_logits_again,
+    fault(
+        "first_logits_again", "the first decode step returns the prefill's logits", _first_logits_again,
         _STATE,
     ),
-    _fault(
-        "short_prompt",
-        "the first token of a prompt below 8 tokens is another",
-        lambda: _with_ids(_short),
+    fault(
+        "short_prompt", "the first token of a prompt below 8 tokens is another", lambda: _with_ids(_short),
         _LENGTH,
     ),
-    _fault(
-        "odd_prompt",
-        "the last token but one repeats the last in prompts of odd length",
-        lambda: _with_ids(_odd),
-        _LENGTH,
+    fault(
+        "odd_prompt", "the last token but one repeats the last in prompts of odd length",
+        lambda: _with_ids(_odd), _LENGTH,
     ),
-    _fault(
-        "full_length_slot",
-        "a prompt that fills its compiled length loses its last slot",
-        lambda: prefill(_last_slot_of_full),
-        _LENGTH,
+    fault(
+        "full_length_slot", "a prompt that fills its compiled length loses its last slot",
+        lambda: prefill(_last_slot_of_full), _LENGTH,
     ),
-    _fault(
-        "token_of_before",
-        "one token of a prompt is that of the prompt before",
-        _token_of_before,
-        _STATE,
+    fault(
+        "token_of_before", "one token of a prompt is that of the prompt before", _token_of_before, _STATE,
         prompts=2,
     ),
-    _fault("worn_out", "logits 1 % too large after 40 decode steps", _worn_out, _STATE),
-    _fault(
-        "late_beyond_128",
-        "decode one position late from 128 on",
-        lambda: _table(_late_beyond),
-        _LENGTH,
+    fault(
+        "worn_out", "logits 1 % too large after 40 decode steps",
+        lambda: steps(_worn_out, of_a_prompt=False), _STATE,
+    ),
+    fault(
+        "late_beyond_128", "decode one position late from 128 on", lambda: _table(_late_beyond), _LENGTH,
         expected="phase6",
     ),
-    _fault(
-        "long_table_late",
-        "rotary rows one late in compiled lengths above 128",
-        lambda: _prefill_table(256, 0),
-        _LENGTH,
-        expected="phase6",
+    fault(
+        "long_table_late", "rotary rows one late in compiled lengths above 128",
+        lambda: _prefill_table(256, 0), _LENGTH, expected="phase6",
     ),
-)
+)  # fmt: skip

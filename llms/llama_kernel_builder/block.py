@@ -65,6 +65,10 @@ class Block:
             programs.append(stitch(f"{self.name}.{step.label}", buffers, [part]))
         return tuple(programs)
 
+    def arguments(self, role: str) -> tuple[str, ...]:
+        """Names of the buffers of a role, in order."""
+        return tuple(buffer.name for buffer in self.buffers if buffer.role == role)
+
     def named(self, tail: str) -> Block:
         """The same block under a longer name."""
         return replace(self, name=self.name + tail)

@@ -32,9 +32,7 @@ class BlockRunner:
         self.cache = cache
         self.merged = merged
         self._programs: dict[str, tuple[Program, ...]] = {}
-        self._outputs: dict[str, tuple[str, ...]] = {}
         self._blocks: dict[str, Block] = {}
-        self._inputs: dict[str, tuple[str, ...]] = {}
         self.layers: dict[str, Layer] = {}
 
     def add(self, name: str, block: Block) -> None:
@@ -44,8 +42,6 @@ class BlockRunner:
             self.cache.compile_and_cache(program)
         self._programs[name] = programs
         self._blocks[name] = block
-        self._inputs[name] = tuple(buffer.name for buffer in block.buffers if buffer.role == "input")
-        self._outputs[name] = tuple(buffer.name for buffer in block.buffers if buffer.role == "output")
 
     def add_layer(self, suffix: str, layer: Layer) -> None:
         """Compile the ELFs of a layer, their names with `suffix`."""
@@ -67,27 +63,21 @@ class BlockRunner:
 
     def static_names(self, name: str) -> tuple[str, ...]:
         """Static arguments of a block, in order."""
-        return tuple(
-            dict.fromkeys(
-                buffer.name
-                for program in self._get(name)
-                for buffer in program.buffers
-                if buffer.role == "static"
-            )
-        )
+        programs = self._get(name)
+        return tuple(dict.fromkeys(b.name for p in programs for b in p.buffers if b.role == "static"))
 
     def run(self, stage: Stage, layer: int, **values: Array) -> tuple[Array, ...]:
         """Run the ELFs of a stage in order, outputs into inputs of the same name; returns its outputs."""
         for block in stage.blocks:
-            values |= self(block.name, layer, **{name: values[name] for name in self._inputs[block.name]})
+            values |= self(block.name, layer, **{name: values[name] for name in block.arguments("input")})
         return tuple(values[name] for name in stage.outputs)
 
     def preload(self, name: str, layer: int, static: Mapping[str, Array], pools: Mapping[str, str]) -> None:
         """Write static arguments of one layer. `pools` names the shared buffer of each argument."""
         for program in self._get(name):
-            mine = {b.name: static[b.name] for b in program.buffers if b.role == "static"}
-            shared = {key: pools[key] for key in mine if key in pools}
-            self.cache.preload(program.name, f"{program.name}_L{layer}", mine, shared=shared)
+            arrays = {b.name: static[b.name] for b in program.buffers if b.role == "static"}
+            shared = {key: pools[key] for key in arrays if key in pools}
+            self.cache.preload(program.name, f"{program.name}_L{layer}", arrays, shared=shared)
 
     def __call__(self, name: str, layer: int, **inputs: Array) -> dict[str, Array]:
         """Run a block for one layer; returns copies of its outputs by name."""
@@ -107,13 +97,16 @@ class BlockRunner:
         self, name: str, programs: tuple[Program, ...], layer: int, inputs: dict[str, Array]
     ) -> dict[str, Array]:
         if len(programs) == 1:
-            program = programs[0]
-            return self.cache.run(program.name, f"{program.name}_L{layer}", **inputs)
+            return self.run_program(programs[0], layer, inputs)
         values = dict(inputs)
         for program in programs:
-            mine = {b.name: values[b.name] for b in program.buffers if b.role == "input"}
-            values.update(self.cache.run(program.name, f"{program.name}_L{layer}", **mine))
-        return {key: values[key] for key in self._outputs[name]}
+            given = {b.name: values[b.name] for b in program.buffers if b.role == "input"}
+            values |= self.run_program(program, layer, given)
+        return {key: values[key] for key in self._blocks[name].arguments("output")}
+
+    def run_program(self, program: Program, layer: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one ELF for one layer; returns its outputs by name."""
+        return self.cache.run(program.name, f"{program.name}_L{layer}", **inputs)
 
     def _get(self, name: str) -> tuple[Program, ...]:
         try:

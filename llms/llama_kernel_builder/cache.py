@@ -169,9 +169,7 @@ class KernelCache:
     def run(self, name: str, bo_key: str, **inputs: Array) -> dict[str, Array]:
         """Run a preloaded kernel with inputs by name; returns copies of its outputs by name."""
         program = self.program(name)
-        bound = self._sets.get((name, bo_key))
-        if bound is None:
-            bound = self._bind(program, bo_key, None, {})
+        bound = self._bind(program, bo_key, None, {})
         missing = [program.buffers[i].name for i in bound.sets[0] if i not in bound.static_seen]
         if missing:
             raise BadArgument(
@@ -189,10 +187,8 @@ class KernelCache:
         """Drop all buffer sets of a kernel, so that its weights can be given anew."""
         if self._runtime is not None and name in self._artefacts:
             self._runtime.forget(self._artefacts[name].path, name)
-        for key in [key for key in self._sets if key[0] == name]:
-            del self._sets[key]
-        for pool_key in [key for key in self._pool if key[0] == name]:
-            del self._pool[pool_key]
+        self._sets = {key: bound for key, bound in self._sets.items() if key[0] != name}
+        self._pool = {key: bo for key, bo in self._pool.items() if key[0] != name}
 
     def close(self) -> None:
         """Drop every buffer and close the contexts. The cache can be used again afterwards."""
@@ -203,35 +199,29 @@ class KernelCache:
             self._runtime.close()
             self._runtime = None
 
+    def fetch(self, kernel: str, buffer: Buffer, bo: Any) -> Array:
+        """Read a buffer back to the host."""
+        size, what = buffer.nbytes, (kernel, buffer.name)
+        raw = self.profiler.timed("bo_read", kernel, size, self.runtime.read, bo, size, what)
+        array: Array = raw.view(_DTYPES[buffer.dtype]).reshape(buffer.shape)
+        return array
+
     # -- internals ---------------------------------------------------------------------------
 
     def _run(self, bound: _BufferSet, inputs: Sequence[Array]) -> list[Array]:
-        runtime, program, profiler = self.runtime, bound.program, self.profiler
-        now = self.driver.clock.now
-        timed = profiler.enabled
-        kernel_name = program.name
+        name, buffers = bound.program.name, bound.program.buffers
         for index, array in zip(bound.inputs, inputs, strict=True):
-            buffer = program.buffers[index]
-            data = _bytes(kernel_name, buffer, array)
-            begin = now() if timed else 0.0
-            runtime.write(bound.bos[index], data, (kernel_name, buffer.name))
-            if timed:
-                profiler.add("bo_write", kernel_name, now() - begin, data.nbytes)
-        path = self._artefacts[kernel_name].path
-        run = runtime.run_for(path, kernel_name, bound.bo_key, bound.bos)
-        begin = now() if timed else 0.0
-        runtime.execute(kernel_name, run)
-        if timed:
-            profiler.add("elf", kernel_name, now() - begin)
-        outputs = []
-        for index in bound.sets[2]:
-            buffer = program.buffers[index]
-            begin = now() if timed else 0.0
-            raw = runtime.read(bound.bos[index], buffer.nbytes, (kernel_name, buffer.name))
-            if timed:
-                profiler.add("bo_read", kernel_name, now() - begin, buffer.nbytes)
-            outputs.append(raw.view(_DTYPES[buffer.dtype]).reshape(buffer.shape))
-        return outputs
+            self._write(name, buffers[index], bound.bos[index], array)
+        self._execute(name, bound.bo_key, bound.bos)
+        return [self.fetch(name, buffers[index], bound.bos[index]) for index in bound.sets[2]]
+
+    def _write(self, kernel: str, buffer: Buffer, bo: Any, array: Array) -> None:
+        data, what = _bytes(kernel, buffer, array), (kernel, buffer.name)
+        self.profiler.timed("bo_write", kernel, data.nbytes, self.runtime.write, bo, data, what)
+
+    def _execute(self, name: str, bo_key: str, bos: Sequence[Any]) -> None:
+        run = self.runtime.run_for(self._artefacts[name].path, name, bo_key, bos)
+        self.profiler.timed("elf", name, 0, self.runtime.execute, name, run)
 
     def _bind(
         self,
@@ -259,14 +249,12 @@ class KernelCache:
 
     def _allocate(self, program: Program, index: int, static: bool, shared: Mapping[str, str]) -> Any:
         buffer = program.buffers[index]
-        if static:
-            pool_name = shared.get(buffer.name)
-            if pool_name is None:
-                return self.runtime.buffer(buffer.nbytes)
+        pool_name = shared.get(buffer.name)
+        if static and pool_name is not None:
             if pool_name not in self._shared_static:
                 self._shared_static[pool_name] = (self.runtime.buffer(buffer.nbytes), None)
             return self._shared_static[pool_name][0]
-        if not self.shared_nonstatic:
+        if static or not self.shared_nonstatic:
             return self.runtime.buffer(buffer.nbytes)
         key = (program.name, index, buffer.nbytes)
         if key not in self._pool:

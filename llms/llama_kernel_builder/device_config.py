@@ -125,34 +125,22 @@ def head_columns(config: ModelConfig, heads: int) -> Array:
     return columns
 
 
-def pad_matrix(
-    array: Array, shape: tuple[int, int], rows: Array | None = None, cols: Array | None = None
-) -> Array:
-    """Zero matrix of `shape` with `array` at the given rows and columns (default: the first ones)."""
+def pad_array(array: Array, shape: tuple[int, ...], rows: Array | None = None) -> Array:
+    """Zeros of `shape` with `array` at the given rows (default: the first ones) and the first columns."""
     if array.shape == shape:
         return array
     out = np.zeros(shape, dtype=array.dtype)
-    row_index = np.arange(array.shape[0]) if rows is None else rows
-    col_index = np.arange(array.shape[1]) if cols is None else cols
-    out[np.ix_(row_index, col_index)] = array
+    where = slice(array.shape[0]) if rows is None else rows
+    out[(where, *map(slice, array.shape[1:]))] = array
     return out
 
 
-def pad_vector(array: Array, length: int, index: Array | None = None) -> Array:
-    """Zero vector of `length` with `array` at `index` (default: the first positions)."""
-    if array.shape == (length,):
+def pad_norm(array: Array, shape: tuple[int, ...], index: Array | None = None) -> Array:
+    """Norm weight [n] for padded rows, scaled as the module docstring says."""
+    if array.shape == shape:
         return array
-    out = np.zeros(length, dtype=array.dtype)
-    out[np.arange(array.shape[0]) if index is None else index] = array
-    return out
-
-
-def pad_norm(array: Array, length: int, index: Array | None = None) -> Array:
-    """Norm weight for padded rows, scaled as the module docstring says."""
-    if array.shape == (length,):
-        return array
-    scaled = array.astype(np.float32) * np.float32(sqrt(array.shape[0] / length))
-    return pad_vector(scaled.astype(bfloat16), length, index)
+    scaled = array.astype(np.float32) * np.float32(sqrt(array.shape[0] / shape[0]))
+    return pad_array(scaled.astype(bfloat16), shape, index)
 
 
 def pad_table(table: Array, head_dim: int) -> Array:
@@ -186,9 +174,4 @@ def padded_heads(array: Array, config: ModelConfig) -> Array:
     Padded heads are attended on the host, so nothing needs the padding inside each head any more; behind all
     of them it leaves the blocks of the output projection where they are without padding.
     """
-    c = device_config(config)
-    if c.q_dim == config.q_dim:
-        return array
-    out = np.zeros((array.shape[0], c.q_dim), dtype=array.dtype)
-    out[:, : config.q_dim] = array
-    return out
+    return pad_array(array, (array.shape[0], device_config(config).q_dim))

@@ -33,10 +33,6 @@ class Clock(Protocol):
         """Declare work of the host CPU, with the bytes it moves and the operations it does."""
         ...
 
-    def launch_events(self) -> AbstractContextManager[list[LaunchEvent]]:
-        """Collect one event per kernel launch while open; empty where the device has no trace."""
-        ...
-
     def watch_launches(self, sink: Callable[[LaunchEvent], None]) -> AbstractContextManager[None]:
         """Call `sink` with each kernel launch while open; never where the device has no trace."""
         ...
@@ -76,13 +72,8 @@ class WallClock:
         """Nothing to declare: the work itself takes wall time."""
         return nullcontext()
 
-    @contextmanager
-    def launch_events(self) -> Iterator[list[LaunchEvent]]:
-        """The driver reports no time per launch inside an ELF: always empty."""
-        yield []
-
     def watch_launches(self, sink: Callable[[LaunchEvent], None]) -> AbstractContextManager[None]:
-        """Nothing to watch."""
+        """Nothing to watch: the driver reports no time per launch inside an ELF."""
         return nullcontext()
 
 
@@ -107,13 +98,6 @@ class TwinClock:
         """Advance the virtual clock by the modelled cost of the operation."""
         self._clock.advance_us(self._host_op_us(name, nbytes, flops))
         return self._null
-
-    @contextmanager
-    def launch_events(self) -> Iterator[list[LaunchEvent]]:
-        """Collect the twin's trace of launches."""
-        events: list[LaunchEvent] = []
-        with self.watch_launches(events.append):
-            yield events
 
     def watch_launches(self, sink: Callable[[LaunchEvent], None]) -> AbstractContextManager[None]:
         """Hand on the twin's trace of launches."""

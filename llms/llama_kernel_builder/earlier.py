@@ -39,8 +39,7 @@ class NamedRun:
         """Run those of the named ELFs that the layer has; outputs feed the inputs of the same name."""
         for block in self.bound.layer:
             if block.name in names:
-                given = [buffer.name for buffer in block.buffers if buffer.role == "input"]
-                values.update(self(block.name, layer, **{key: values[key] for key in given}))
+                values |= self(block.name, layer, **{key: values[key] for key in block.arguments("input")})
         return values
 
 

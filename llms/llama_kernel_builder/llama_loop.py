@@ -19,8 +19,8 @@ from .block_runner import BlockRunner
 from .device_config import (
     column_slices,
     device_config,
+    pad_array,
     pad_table,
-    pad_vector,
     padded_heads,
     real_heads,
 )
@@ -49,12 +49,17 @@ _STATIC = {
 
 @dataclass(frozen=True)
 class KernelSequence:
-    """What a model's prefill and decode files provide.
+    """What a model's prefill and decode files provide: the ELFs of its layer, and their order.
 
-    prefill_blocks(config, seq_len) and decode_blocks(config): the ELFs of a layer, for a compiled prompt
-    length and for one row. prefill_layer(run, x [seq_len, emb]) returns (out, k after RoPE, v);
-    decode_layer(run, x [emb]) returns out, as K and V go into the KV cache when `run.attention` is called.
-    lm_head(config): the ELF from the normed last row to the logits.
+    All arrays are bf16 and padded to what the kernels take (:func:`.device_config.device_config`).
+
+    Attributes:
+        prefill_blocks: ``(config, seq_len)`` -> the ELFs of one layer over `seq_len` rows.
+        prefill_layer: ``(run, x)`` -> (x after the layer, k after RoPE, v), for x [seq_len, emb].
+        decode_blocks: ``(config)`` -> the ELFs of one layer over one row.
+        decode_layer: ``(run, x)`` -> x after the layer, for x [emb]; K and V go into the KV cache when
+            `run.attention` is called.
+        lm_head: ``(config)`` -> the ELF from the normed last row to the logits.
     """
 
     prefill_blocks: Callable[[ModelConfig, int], Layer]
@@ -117,25 +122,26 @@ def buckets_of(config: ModelConfig) -> tuple[int, ...]:
     return tuple(size for size, before in zip(BUCKETS, below, strict=False) if before < config.max_position)
 
 
+def all_blocks(sequence: KernelSequence, config: ModelConfig, buckets: Sequence[int]) -> Iterator[Block]:
+    """The ELFs of these prefill buckets, of decode and of the LM head, under their names."""
+    for seq_len in buckets:
+        yield from (block.named(suffix(seq_len)) for block in sequence.prefill_blocks(config, seq_len))
+    yield from sequence.decode_blocks(config)
+    yield sequence.lm_head(config)
+
+
 def all_programs(sequence: KernelSequence, config: ModelConfig) -> Iterator[Program]:
     """The merged ELFs of every prefill bucket, of decode and of the LM head."""
-    for seq_len in buckets_of(config):
-        for block in sequence.prefill_blocks(config, seq_len):
-            yield block.named(suffix(seq_len)).merged()
-    for block in (*sequence.decode_blocks(config), sequence.lm_head(config)):
-        yield block.merged()
+    return (block.merged() for block in all_blocks(sequence, config, buckets_of(config)))
 
 
 def required_kernels(
     sequence: KernelSequence, config: ModelConfig, buckets: Sequence[int] = BUCKETS
 ) -> tuple[Requirement, ...]:
     """Every (kernel, shape) the model's blocks need for these prefill buckets and for decode."""
-    with recording() as found:
-        for seq_len in buckets:
-            sequence.prefill_blocks(config, seq_len)
-        sequence.decode_blocks(config)
-        sequence.lm_head(config)
-    return tuple(found)
+    with recording() as needs:
+        list(all_blocks(sequence, config, buckets))
+    return tuple(needs)
 
 
 def suffix(seq_len: int) -> str:
@@ -169,20 +175,16 @@ def prepare_prefill(
         "table_k": tile_per_head(rows, padded.n_kv_heads),
     }
     for layer, layer_weights in enumerate(weights.layers):
-        transposed: dict[str, Array] = {}
+        operands = dict(tables)
         for block in run.layers[tail]:
-            static = {}
-            pools = {}
-            for argument in run.static_names(block.name):
-                if argument in tables:
-                    static[argument] = tables[argument]
-                    pools[argument] = f"{argument}{tail}"
-                    continue
-                if argument not in transposed:
-                    transposed[argument] = _gemm_operand(layer_weights, argument)
-                static[argument] = transposed[argument]
-                pools[argument] = f"prefill.L{layer}.{argument}"
-            run.preload(block.name, layer, static, pools)
+            names = run.static_names(block.name)
+            for name in names:
+                if name not in operands:
+                    operands[name] = _gemm_operand(layer_weights, name)
+            pools = {
+                name: f"{name}{tail}" if name in tables else f"prefill.L{layer}.{name}" for name in names
+            }
+            run.preload(block.name, layer, {name: operands[name] for name in names}, pools)
 
 
 def prepare_decode(
@@ -277,10 +279,9 @@ def head(run: BlockRunner, weights: ModelWeights, config: ModelConfig, row: Arra
     """Final norm of one row on the host, LM head on the device; logits [vocab] bf16."""
     real = row[: config.emb_dim]
     normed = host_ops.final_rms_norm(run.cache.profiler, real, weights.final_norm, config.rms_eps)
-    parts = run("lm_head_gemv", 0, x=pad_vector(normed, row.size))
+    parts = run("lm_head_gemv", 0, x=pad_array(normed, row.shape))
     logits: Array = np.concatenate(list(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
-    kept: Array = logits[: config.vocab_size]
-    return kept
+    return logits[: config.vocab_size]
 
 
 def top1(logits: Array) -> int:
@@ -317,9 +318,7 @@ def _gemv_operand(weights: LayerWeights, argument: str, parts: Mapping[str, tupl
 def _head_partitions(matrix: Array, block: Block) -> dict[str, Array]:
     rows, width = next(buffer.shape for buffer in block.buffers if buffer.role == "static")
     parts: dict[str, Array] = {}
-    for p in range(sum(buffer.role == "static" for buffer in block.buffers)):
-        part = matrix[p * rows : (p + 1) * rows]
-        if part.shape[0] < rows:
-            part = np.concatenate([part, np.zeros((rows - part.shape[0], width), dtype=matrix.dtype)])
-        parts[f"w{p}"] = np.ascontiguousarray(part)
+    for p, name in enumerate(block.arguments("static")):
+        part = pad_array(matrix[p * rows : (p + 1) * rows], (rows, width))
+        parts[name] = np.ascontiguousarray(part)
     return parts

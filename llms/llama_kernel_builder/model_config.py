@@ -7,7 +7,7 @@ transformers 4 writes `rope_theta`, `rope_scaling` and `torch_dtype`; transforme
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ _FAMILIES: dict[str, tuple[bool | None, bool | None, bool]] = {
     "qwen2": (True, False, False),
     "qwen3": (None, None, True),
 }
+# The fields that say how large a model is; another checkpoint of the same architecture may differ in them.
+SIZES = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
 _FUSED = ("phi3", "chatglm", "internlm2", "gpt_neox", "baichuan")
 _ROPE_TYPES = ("default", "llama3", "linear")
 
@@ -104,7 +106,8 @@ class ModelConfig:
         """Read a config mapping in transformers 4 or 5 form. Raises ConfigError as `from_hf_folder`."""
         read = _Reader(data, source)
         family = read.need("model_type", str)
-        _reject_out_of_scope(data, family, source)
+        for reason in _out_of_scope(data, family):
+            raise OutOfScope(f"{source}: {reason}")
         bias_rule, o_bias_rule, qk_norm = _FAMILIES[family]
         n_heads = read.need("num_attention_heads", int)
         emb_dim = read.need("hidden_size", int)
@@ -119,7 +122,7 @@ class ModelConfig:
         if n_heads % n_kv:
             raise ConfigError(f"{source}: {n_heads} query heads cannot be grouped over {n_kv} KV heads")
         theta, scaling = _rope(data, source)
-        said = bool(read.need("attention_bias", bool)) if bias_rule is None else False
+        stated = bool(read.need("attention_bias", bool)) if bias_rule is None else False
         return cls(
             model_type=family,
             n_layers=read.need("num_hidden_layers", int),
@@ -133,11 +136,11 @@ class ModelConfig:
             rope_scaling=scaling,
             rms_eps=float(read.need("rms_norm_eps", float)),
             tied_embeddings=bool(read.need("tie_word_embeddings", bool)),
-            qkv_bias=said if bias_rule is None else bias_rule,
+            qkv_bias=stated if bias_rule is None else bias_rule,
             qk_norm=qk_norm,
             max_position=read.need("max_position_embeddings", int),
             eos_token_ids=_eos(data, source),
-            o_bias=said if o_bias_rule is None else o_bias_rule,
+            o_bias=stated if o_bias_rule is None else o_bias_rule,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -175,43 +178,34 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _reject_out_of_scope(data: Mapping[str, Any], family: str, source: str) -> None:
+def _out_of_scope(data: Mapping[str, Any], family: str) -> Iterator[str]:
+    """Parts of the architecture that are not deployed here, one sentence each."""
     if data.get("is_encoder_decoder"):
-        raise OutOfScope(
-            f"{source}: '{family}' is an encoder-decoder model; only decoder-only ones are in scope"
-        )
+        yield f"'{family}' is an encoder-decoder model; only decoder-only ones are in scope"
     if data.get("kv_lora_rank"):
-        raise OutOfScope(
-            f"{source}: '{family}' uses multi-head latent attention (kv_lora_rank); out of scope"
-        )
+        yield f"'{family}' uses multi-head latent attention (kv_lora_rank); out of scope"
     for field in ("num_local_experts", "num_experts", "n_routed_experts"):
         if data.get(field):
-            raise OutOfScope(f"{source}: '{family}' has {data[field]} experts ({field}); MoE is out of scope")
+            yield f"'{family}' has {data[field]} experts ({field}); MoE is out of scope"
+    supported = f"supported: {', '.join(_FAMILIES)}"
     if family in _FUSED:
-        raise OutOfScope(
-            f"{source}: model_type '{family}' stores its projections fused in one matrix; out of scope, "
-            f"supported: {', '.join(_FAMILIES)}"
-        )
+        yield (f"model_type '{family}' stores its projections fused in one matrix; out of scope, {supported}")
     if family not in _FAMILIES:
-        raise OutOfScope(
-            f"{source}: model_type '{family}' is out of scope; supported: {', '.join(_FAMILIES)}"
-        )
+        yield f"model_type '{family}' is out of scope; {supported}"
     if data.get("quantization_config"):
         method = data["quantization_config"].get("quant_method", "unknown method")
-        raise OutOfScope(
-            f"{source}: the weights are quantised ({method}); only bf16, f16 and f32 weights are in scope"
-        )
+        yield f"the weights are quantised ({method}); only bf16, f16 and f32 weights are in scope"
     window = data.get("sliding_window")
     if window and data.get("use_sliding_window", family not in ("qwen2", "qwen3")):
-        raise OutOfScope(f"{source}: an active sliding window of {window} tokens is out of scope")
+        yield f"an active sliding window of {window} tokens is out of scope"
     if any(kind != "full_attention" for kind in data.get("layer_types") or ()):
-        raise OutOfScope(f"{source}: layer_types names layers without full attention; out of scope")
+        yield "layer_types names layers without full attention; out of scope"
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise OutOfScope(f"{source}: hidden_act '{data['hidden_act']}' is out of scope; SwiGLU needs silu")
+        yield f"hidden_act '{data['hidden_act']}' is out of scope; SwiGLU needs silu"
     if data.get("mlp_bias"):
-        raise OutOfScope(f"{source}: mlp_bias is set; biases of the feed-forward part are out of scope")
+        yield "mlp_bias is set; biases of the feed-forward part are out of scope"
     if data.get("partial_rotary_factor", 1.0) != 1.0:
-        raise OutOfScope(f"{source}: partial_rotary_factor {data['partial_rotary_factor']} is out of scope")
+        yield f"partial_rotary_factor {data['partial_rotary_factor']} is out of scope"
 
 
 def _rope(data: Mapping[str, Any], source: str) -> tuple[float, RopeScaling]:
@@ -240,13 +234,8 @@ def _rope(data: Mapping[str, Any], source: str) -> tuple[float, RopeScaling]:
         raise ConfigError(f"{source}: rope type '{kind}' lacks {', '.join(missing)}")
     if kind == "linear":
         return float(theta), RopeScaling("linear", float(fields["factor"]))
-    return float(theta), RopeScaling(
-        "llama3",
-        float(fields["factor"]),
-        float(fields["low_freq_factor"]),
-        float(fields["high_freq_factor"]),
-        int(fields["original_max_position_embeddings"]),
-    )
+    factor, low, high, length = (float(fields[name]) for name in wanted)
+    return float(theta), RopeScaling("llama3", factor, low, high, int(length))
 
 
 def _eos(data: Mapping[str, Any], source: str) -> tuple[int, ...]:

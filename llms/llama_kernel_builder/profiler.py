@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import timeline
-from .driver import Clock
+from .driver import Clock, LaunchEvent
 
 
 @dataclass
@@ -50,10 +50,8 @@ class Profiler:
         previous, self.section_name = self.section_name, name
         begin = self.clock.now()
         try:
-            if not self.enabled:
-                yield
-                return
-            with self.clock.launch_events() as launches:
+            launches: list[LaunchEvent] = []
+            with self.clock.watch_launches(launches.append) if self.enabled else nullcontext():
                 yield
             for event in launches:
                 self.add("kernel", event.launch, event.duration_s)
@@ -65,6 +63,15 @@ class Profiler:
     def add(self, kind: str, name: str, seconds: float, nbytes: int = 0) -> None:
         """Count one call of an item in the current section."""
         self.entries.setdefault((self.section_name, kind, name), Entry()).add(seconds, nbytes)
+
+    def timed(self, kind: str, name: str, nbytes: int, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``call(*arguments)``, counted while enabled."""
+        if not self.enabled:
+            return call(*arguments)
+        begin = self.clock.now()
+        result = call(*arguments)
+        self.add(kind, name, self.clock.now() - begin, nbytes)
+        return result
 
     def reset(self) -> None:
         """Forget everything collected."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from .cache import _DTYPES, Array, KernelCache, _BufferSet, _bytes
+from .cache import _DTYPES, Array, KernelCache, _BufferSet
 from .exceptions import BadArgument
 from .program import Buffer
 
@@ -102,26 +102,15 @@ class ResidentCache(KernelCache):
         """How often the device wrote a buffer."""
         return self._generations.get(id(bo), 0)
 
-    def fetch(self, kernel: str, buffer: Buffer, bo: Any) -> Array:
-        """Read a buffer back to the host."""
-        now = self.driver.clock.now
-        begin = now()
-        raw = self.runtime.read(bo, buffer.nbytes, (kernel, buffer.name))
-        if self.profiler.enabled:
-            self.profiler.add("bo_read", kernel, now() - begin, buffer.nbytes)
-        array: Array = raw.view(_DTYPES[buffer.dtype]).reshape(buffer.shape)
-        return array
-
     def load_and_run(self, name: str, *arrays: Array | None, **options: Any) -> tuple[Array, ...]:
         """As in KernelCache; all results are read back."""
-        found = super().load_and_run(name, *arrays, **options)
-        return tuple(item.numpy() if isinstance(item, OnDevice) else item for item in found)
+        results = super().load_and_run(name, *arrays, **options)
+        return tuple(item.numpy() if isinstance(item, OnDevice) else item for item in results)
 
     def release(self, name: str) -> None:
         """As in KernelCache."""
         super().release(name)
-        for key in [key for key in self._spares if key[0] == name]:
-            del self._spares[key]
+        self._spares = {key: bo for key, bo in self._spares.items() if key[0] != name}
 
     def close(self) -> None:
         """As in KernelCache; outputs that were not read are gone."""
@@ -130,40 +119,25 @@ class ResidentCache(KernelCache):
         self._generations = {key: count + 1 for key, count in self._generations.items()}
 
     def _run(self, bound: _BufferSet, inputs: Sequence[Any]) -> list[Any]:
-        runtime, program, profiler = self.runtime, bound.program, self.profiler
-        now, timed, name = self.driver.clock.now, self.profiler.enabled, bound.program.name
+        name, buffers = bound.program.name, bound.program.buffers
         bos = list(bound.bos)
         taken: list[Any] = []
         for index, value in zip(bound.inputs, inputs, strict=True):
-            buffer = program.buffers[index]
-            if isinstance(value, OnDevice):
-                if value.feeds(buffer):
-                    bos[index] = value.bo
-                    taken.append(value.bo)
-                    continue
-                value = value.numpy()
-            data = _bytes(name, buffer, value)
-            begin = now() if timed else 0.0
-            runtime.write(bos[index], data, (name, buffer.name))
-            if timed:
-                profiler.add("bo_write", name, now() - begin, data.nbytes)
+            if isinstance(value, OnDevice) and value.feeds(buffers[index]):
+                bos[index] = value.bo
+                taken.append(value.bo)
+            else:
+                array = value.numpy() if isinstance(value, OnDevice) else value
+                self._write(name, buffers[index], bos[index], array)
         for index in bound.sets[2]:
             if any(bos[index] is bo for bo in taken):
-                bos[index] = self._spare(name, index, program.buffers[index])
+                bos[index] = self._spare(name, index, buffers[index])
         pairs = enumerate(zip(bos, bound.bos, strict=True))
         changed = [f"{i}:{id(bo)}" for i, (bo, own) in pairs if bo is not own]
-        key = "|".join((bound.bo_key, *changed))
-        run = runtime.run_for(self._artefacts[name].path, name, key, bos)
-        begin = now() if timed else 0.0
-        runtime.execute(name, run)
-        if timed:
-            profiler.add("elf", name, now() - begin)
-        outputs = []
+        self._execute(name, "|".join((bound.bo_key, *changed)), bos)
         for index in bound.sets[2]:
-            bo = bos[index]
-            self._generations[id(bo)] = self._generations.get(id(bo), 0) + 1
-            outputs.append(OnDevice(self, name, program.buffers[index], bo))
-        return outputs
+            self._generations[id(bos[index])] = self.generation(bos[index]) + 1
+        return [OnDevice(self, name, buffers[index], bos[index]) for index in bound.sets[2]]
 
     def _spare(self, name: str, index: int, buffer: Buffer) -> Any:
         key = (name, index)

@@ -12,13 +12,14 @@ import ctypes
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import timeline
 from .artefacts import loading_of
-from .driver import Clock, Driver
+from .driver import Driver
 from .exceptions import (
     ArtefactRefused,
     ContextRefused,
@@ -37,7 +38,6 @@ WAIT_LIMIT_ENV = "NPU_WAIT_LIMIT_MS"
 
 # Arguments of an xclbin kernel in front of its buffers: opcode of a transaction, instructions, their length.
 _TRANSACTION = 3
-_FIRST_BUFFER = 3
 _INSTRUCTION_ARGUMENT = 1
 _WORD_BYTES = 4
 
@@ -94,11 +94,6 @@ def wait_limit_ms() -> int:
     return int(text)
 
 
-def _record_transfer(clock: Clock, kind: str, what: tuple[str, str], begin: float, nbytes: int) -> None:
-    name = ".".join(filter(None, what)) or kind
-    timeline.record(clock, timeline.HOST, kind, name, begin, bytes=nbytes)
-
-
 class HostRuntime:
     """A device, its open contexts and its state. Close it to release the hardware.
 
@@ -145,27 +140,20 @@ class HostRuntime:
         when the limit is reached or the driver has no context left. Raises ArtefactRefused, ContextRefused.
         """
         key = (str(artefact), name)
-        found = self._contexts.get(key)
-        if found is None:
-            found = self._open(key)
-        elif next(reversed(self._contexts)) != key:
-            self._contexts.move_to_end(key)
-        bound = found.runs.get(bo_key)
+        opened = self._contexts.get(key) or self._open(key)
+        self._contexts.move_to_end(key)
+        bound = opened.runs.get(bo_key)
         if bound is None:
-            run = self.driver.module.run(found.kernel)
-            first = 0
-            if found.code is not None:
-                first = _FIRST_BUFFER
-                for index, value in enumerate((_TRANSACTION, found.code, found.words)):
-                    run.set_arg(index, value)
-            for index, bo in enumerate(bos, first):
-                run.set_arg(index, bo)
-            bound = found.runs[bo_key] = BoundRun(run, (*bos, found.code))
+            run = self.driver.module.run(opened.kernel)
+            code = () if opened.code is None else (_TRANSACTION, opened.code, opened.words)
+            for index, value in enumerate((*code, *bos)):
+                run.set_arg(index, value)
+            bound = opened.runs[bo_key] = BoundRun(run, (*bos, opened.code))
         return bound
 
     def _open(self, key: tuple[str, str]) -> _OpenKernel:
         while len(self._contexts) >= self.max_contexts:
-            self._close_oldest()
+            self._contexts.popitem(last=False)
         artefact, name = key
         loading = loading_of(Path(artefact), name)
         try:
@@ -211,10 +199,7 @@ class HostRuntime:
                     raise
                 if not self._contexts:
                     raise ContextRefused(name, str(error)) from error
-                self._close_oldest()
-
-    def _close_oldest(self) -> None:
-        self._contexts.popitem(last=False)
+                self._contexts.popitem(last=False)
 
     def forget(self, artefact: Path, name: str) -> None:
         """Close the context of a kernel, so that no run keeps the address of a buffer that is gone."""
@@ -232,27 +217,21 @@ class HostRuntime:
 
         `what` is the kernel and the argument that a timeline shows.
         """
-        if not timeline.recorders:
+        with self._transfer("bo_write", what, memoryview(data).nbytes):
             bo.write(data, 0)
             bo.sync(self._to_device)
-            return
-        clock = self.driver.clock
-        begin = clock.now()
-        bo.write(data, 0)
-        bo.sync(self._to_device)
-        _record_transfer(clock, "bo_write", what, begin, memoryview(data).nbytes)
 
     def read(self, bo: Any, nbytes: int, what: tuple[str, str] = ("", "")) -> Any:
         """Return a new int8 array with what the device left in a bo; `what` as in `write`."""
-        if not timeline.recorders:
+        with self._transfer("bo_read", what, nbytes):
             bo.sync(self._from_device)
             return bo.read(nbytes, 0)
-        clock = self.driver.clock
-        begin = clock.now()
-        bo.sync(self._from_device)
-        data = bo.read(nbytes, 0)
-        _record_transfer(clock, "bo_read", what, begin, nbytes)
-        return data
+
+    def _transfer(self, kind: str, what: tuple[str, str], nbytes: int) -> AbstractContextManager[None]:
+        if not timeline.recorders:
+            return nullcontext()
+        name = ".".join(filter(None, what)) or kind
+        return timeline.span(self.driver.clock, timeline.HOST, kind, name, bytes=nbytes)
 
     def execute(self, name: str, bound: BoundRun) -> None:
         """Start a run and wait for it.
@@ -265,17 +244,13 @@ class HostRuntime:
             raise DevicePoisoned(
                 name, first.state, 0.0, f"device unusable since kernel '{first.kernel}': {first.cause}"
             )
-        if timeline.recorders:
-            self._execute_recorded(name, bound)
-        else:
+        if not timeline.recorders:
             self._execute(name, bound)
-
-    def _execute_recorded(self, name: str, bound: BoundRun) -> None:
-        """Execute with the run, the submission and the wait on the timeline, also when the run fails."""
+            return
+        # the run, the submission and the wait are on the timeline also when the run fails
         clock = self.driver.clock
         timeline.flush()
-        begin = clock.now()
-        self._submitted_s = begin
+        begin = self._submitted_s = clock.now()
         outcome = "COMPLETED"
         try:
             self._execute(name, bound)
@@ -296,8 +271,7 @@ class HostRuntime:
         run = bound.run
         try:
             run.start()
-            if timeline.recorders:
-                self._submitted_s = self.driver.clock.now()
+            self._submitted_s = self.driver.clock.now()
             state = run.wait(self.wait_limit_ms)
         except RuntimeError as error:
             keep_for_ever(bound)

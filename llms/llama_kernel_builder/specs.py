@@ -98,12 +98,19 @@ class KernelSpec:
 
     def signature(self) -> dict[str, OperandSignature]:
         """Operands by name, in the order of the kernel's argument list."""
-        try:
-            build = _SIGNATURES[self.op]
-        except KeyError:
-            known = ", ".join(sorted(_SIGNATURES))
-            raise ProgramError(f"unknown kernel op '{self.op}'; known ops: {known}") from None
-        return build(self)
+        if self.op not in _OPERANDS:
+            known = ", ".join(sorted(_OPERANDS))
+            raise ProgramError(f"unknown kernel op '{self.op}'; known ops: {known}")
+        shapes = {name: tuple(map(self.dim, dims)) for name, dims in _OPERANDS[self.op].items()}
+        if self.op == "flash_attention":
+            shapes = _attention_shapes(self)
+        if self.op == "norm_gateup_swiglu":  # residual and norm weight in one; rows of gate and up
+            shapes |= {"packed": (2, *shapes["packed"]), "w": (2 * self.dim("hidden"), self.dim("emb"))}
+        operands = {name: OperandSignature(shape) for name, shape in shapes.items()}
+        operands["out"] = OperandSignature(shapes["out"], self.dtype_out, written=True)
+        if self.method == "fused-cast":
+            operands["scratch"] = OperandSignature(shapes["out"], "f32", written=True)
+        return operands
 
     def __str__(self) -> str:
         dims = " ".join(f"{key}={value}" for key, value in sorted(self.dims, key=_reading_order))
@@ -132,87 +139,33 @@ def _reading_order(dim: tuple[str, int]) -> tuple[int, str]:
     return ("MKN".find(dim[0]) if dim[0] in "MKN" else 3, dim[0])
 
 
-def _out(shape: Shape, dtype: str = "bf16") -> OperandSignature:
-    return OperandSignature(shape, dtype, written=True)
+# Operands of a kernel in the order of its argument list -> the dimensions of their shapes. What has more to
+# it stands in `signature`.
+_OPERANDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "gemm": {"a": ("M", "K"), "b": ("K", "N"), "out": ("M", "N")},
+    "gemv": {"w": ("M", "K"), "x": ("K",), "out": ("M",)},
+    "gemv_add": {"w": ("M", "K"), "x": ("K",), "residual": ("M",), "out": ("M",)},
+    "norm_gateup_swiglu": {"packed": ("emb",), "w": ("hidden", "emb"), "out": ("hidden",)},
+    "rms_norm": {"x": ("M", "N"), "w": ("N",), "out": ("M", "N")},
+    "rope": {"x": ("rows", "head_dim"), "table": ("rows", "head_dim"), "out": ("rows", "head_dim")},
+    "flash_attention": {},
+    "eltwise_add": {"a": ("n",), "b": ("n",), "out": ("n",)},
+    "bias_add": {"x": ("rows", "n"), "bias": ("n",), "out": ("rows", "n")},
+    "silu_mul": {"gate": ("n",), "up": ("n",), "out": ("n",)},
+}
 
 
-def _in(shape: Shape, dtype: str = "bf16") -> OperandSignature:
-    return OperandSignature(shape, dtype)
-
-
-def _gemm(spec: KernelSpec) -> dict[str, OperandSignature]:
-    m, k, n = spec.dim("M"), spec.dim("K"), spec.dim("N")
-    operands = {"a": _in((m, k)), "b": _in((k, n)), "out": _out((m, n), spec.dtype_out)}
-    if spec.method == "fused-cast":
-        operands["scratch"] = _out((m, n), "f32")
-    return operands
-
-
-def _gemv(spec: KernelSpec) -> dict[str, OperandSignature]:
-    m, k = spec.dim("M"), spec.dim("K")
-    return {"w": _in((m, k)), "x": _in((k,)), "out": _out((m,))}
-
-
-def _gemv_add(spec: KernelSpec) -> dict[str, OperandSignature]:
-    m, k = spec.dim("M"), spec.dim("K")
-    return {"w": _in((m, k)), "x": _in((k,)), "residual": _in((m,)), "out": _out((m,))}
-
-
-def _norm_gateup_swiglu(spec: KernelSpec) -> dict[str, OperandSignature]:
-    emb, hidden = spec.dim("emb"), spec.dim("hidden")
-    return {"packed": _in((2, emb)), "w": _in((2 * hidden, emb)), "out": _out((hidden,))}
-
-
-def _rms_norm(spec: KernelSpec) -> dict[str, OperandSignature]:
-    m, n = spec.dim("M"), spec.dim("N")
-    return {"x": _in((m, n)), "w": _in((n,)), "out": _out((m, n))}
-
-
-def _rope(spec: KernelSpec) -> dict[str, OperandSignature]:
-    shape = (spec.dim("rows"), spec.dim("head_dim"))
-    return {"x": _in(shape), "table": _in(shape), "out": _out(shape)}
-
-
-def _flash_attention(spec: KernelSpec) -> dict[str, OperandSignature]:
+def _attention_shapes(spec: KernelSpec) -> dict[str, Shape]:
     lq, lk, head_dim = spec.dim("lq"), spec.dim("lk"), spec.dim("head_dim")
     q_heads, kv_heads = spec.dim("q_heads"), spec.dim("kv_heads")
     if spec.method == "seq_first":
         q, kv = (lq, q_heads * head_dim), (lk, kv_heads * head_dim)
-        return {"q": _in(q), "k": _in(kv), "v": _in(kv), "out": _out(q)}
+        return {"q": q, "k": kv, "v": kv, "out": q}
     dv_tile = dict(spec.tile).get("dv_tile", head_dim)
     chunks = head_dim // dv_tile
     return {
-        "q": _in((q_heads, lq, head_dim)),
-        "k": _in((kv_heads, lk, head_dim)),
-        "v": _in((kv_heads * chunks, lk, dv_tile)),
-        "out": _out((q_heads * chunks, lq, dv_tile)),
+        "q": (q_heads, lq, head_dim),
+        "k": (kv_heads, lk, head_dim),
+        "v": (kv_heads * chunks, lk, dv_tile),
+        "out": (q_heads * chunks, lq, dv_tile),
     }
-
-
-def _eltwise_add(spec: KernelSpec) -> dict[str, OperandSignature]:
-    shape = (spec.dim("n"),)
-    return {"a": _in(shape), "b": _in(shape), "out": _out(shape)}
-
-
-def _bias_add(spec: KernelSpec) -> dict[str, OperandSignature]:
-    rows, n = spec.dim("rows"), spec.dim("n")
-    return {"x": _in((rows, n)), "bias": _in((n,)), "out": _out((rows, n))}
-
-
-def _silu_mul(spec: KernelSpec) -> dict[str, OperandSignature]:
-    shape = (spec.dim("n"),)
-    return {"gate": _in(shape), "up": _in(shape), "out": _out(shape)}
-
-
-_SIGNATURES = {
-    "gemm": _gemm,
-    "gemv": _gemv,
-    "gemv_add": _gemv_add,
-    "norm_gateup_swiglu": _norm_gateup_swiglu,
-    "rms_norm": _rms_norm,
-    "rope": _rope,
-    "flash_attention": _flash_attention,
-    "eltwise_add": _eltwise_add,
-    "bias_add": _bias_add,
-    "silu_mul": _silu_mul,
-}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import glob
 import json
 import os
 import threading
@@ -24,9 +25,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from .driver import LaunchEvent
+from .driver import Driver, LaunchEvent, current
 from .exceptions import ToolkitError
 
 HOST = "host"
@@ -45,14 +46,6 @@ recorders: tuple[Timeline, ...] = ()
 
 class TimelineError(ToolkitError):
     """A timeline could not be written; the message names file and cause."""
-
-
-class _Device(Protocol):
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def clock(self) -> Any: ...
 
 
 class _TraceFile:
@@ -87,14 +80,14 @@ class _TraceFile:
 class Timeline:
     """Records what the toolkit does and writes it to a file. A context manager; timelines may be nested.
 
-    `device` is anything with `label` and `clock`, by default the driver of the process. Leaving the block,
+    `device`: a driver, by default that of the process. Leaving the block,
     with or without an exception, puts the file into place; so does the end of the interpreter.
 
     Raises TimelineError when the file cannot be written: on entering, or on leaving when it happened later,
     unless another exception is on its way.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, device: _Device | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, device: Driver | None = None) -> None:
         self.path = Path(path).absolute()
         self.events = 0
         self.error = ""
@@ -112,11 +105,7 @@ class Timeline:
     def __enter__(self) -> Timeline:
         """Open the file and begin to record."""
         global recorders
-        if self._device is None:
-            from .driver import current
-
-            self._device = current()
-        device = self._device
+        device = self._device = self._device or current()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.recovered = keep_unfinished(self.path)
@@ -163,14 +152,7 @@ class Timeline:
     # -- recording ---------------------------------------------------------------------------------------
 
     def slice(
-        self,
-        clock: Any,
-        track: str,
-        kind: str,
-        name: str,
-        begin_s: float,
-        end_s: float,
-        **arguments: Any,
+        self, clock: Any, track: str, kind: str, name: str, begin_s: float, end_s: float, **arguments: Any
     ) -> None:
         """Add one event. Times in seconds on `clock`; slices of one track must nest."""
         with self._lock:
@@ -205,15 +187,8 @@ class Timeline:
             first, last = launch.start_s, launch.start_s + launch.duration_s
             if first >= begin_s:
                 last = min(last, end_s)
-            self._add(
-                process,
-                DEVICE,
-                "kernel",
-                launch.launch,
-                first,
-                last,
-                {"elf": launch.program, "op": launch.op},
-            )
+            arguments = {"elf": launch.program, "op": launch.op}
+            self._add(process, DEVICE, "kernel", launch.launch, first, last, arguments)
 
     def _add(
         self,
@@ -294,9 +269,9 @@ def flush() -> None:
 def keep_unfinished(path: Path) -> tuple[Path, ...]:
     """Rename what dead processes left of `path`, or of files of its workers; returns the new names."""
     kept = []
-    for part in sorted(path.parent.glob(f"{_escaped(path.stem)}*{_escaped(path.suffix)}.*.part")):
+    for part in sorted(path.parent.glob(f"{glob.escape(path.stem)}*{glob.escape(path.suffix)}.*.part")):
         name, pid = part.name.removesuffix(".part").rsplit(".", 1)
-        if not pid.isdigit() or _lives(int(pid)):
+        if not pid.isdigit() or Path("/proc", pid).exists():
             continue
         base = Path(name)
         number = 1
@@ -306,17 +281,3 @@ def keep_unfinished(path: Path) -> tuple[Path, ...]:
             part.replace(target)
             kept.append(target)
     return tuple(kept)
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from .device_config import device_config, head_columns, pad_matrix, pad_norm, pad_vector
+from .device_config import device_config, head_columns, pad_array, pad_norm
 from .exceptions import ConfigError
 from .model_config import ModelConfig
 
@@ -80,15 +80,20 @@ def layer_tensors(config: ModelConfig) -> dict[str, tuple[str, str]]:
     }
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor a checkpoint of this configuration must hold, with its shape."""
-    widths = {
+def _widths(config: ModelConfig) -> dict[str, int]:
+    """Length of every axis that `layer_tensors` names."""
+    return {
         "e": config.emb_dim,
         "q": config.q_dim,
         "k": config.kv_dim,
         "h": config.hidden_dim,
         "d": config.head_dim,
     }
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor a checkpoint of this configuration must hold, with its shape."""
+    widths = _widths(config)
     expected: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, config.emb_dim)}
     for layer in range(config.n_layers):
         for name, axes in layer_tensors(config).values():
@@ -135,40 +140,23 @@ def pad_weights(weights: ModelWeights, config: ModelConfig) -> ModelWeights:
     c = device_config(config)
     if c == config:
         return weights
-    embedding = pad_matrix(weights.embedding, (config.vocab_size, c.emb_dim))
+    embedding = pad_array(weights.embedding, (config.vocab_size, c.emb_dim))
     tied = weights.lm_head is weights.embedding
-    head = embedding if tied else pad_matrix(weights.lm_head, (config.vocab_size, c.emb_dim))
+    head = embedding if tied else pad_array(weights.lm_head, (config.vocab_size, c.emb_dim))
     layers = [_pad_layer(layer, config, c) for layer in weights.layers]
     return ModelWeights(embedding, layers, weights.final_norm, head)
 
 
 def _pad_layer(layer: LayerWeights, config: ModelConfig, c: ModelConfig) -> LayerWeights:
-    q, kv = head_columns(config, config.n_heads), head_columns(config, config.n_kv_heads)
-    one = head_columns(config, 1)
-    padded = {
-        "attn_norm": pad_norm(layer.attn_norm, c.emb_dim),
-        "ffn_norm": pad_norm(layer.ffn_norm, c.emb_dim),
-        "wq": pad_matrix(layer.wq, (c.q_dim, c.emb_dim), rows=q),
-        "wk": pad_matrix(layer.wk, (c.kv_dim, c.emb_dim), rows=kv),
-        "wv": pad_matrix(layer.wv, (c.kv_dim, c.emb_dim), rows=kv),
-        "wo": pad_matrix(layer.wo, (c.emb_dim, c.q_dim)),
-        "w_gate": pad_matrix(layer.w_gate, (c.hidden_dim, c.emb_dim)),
-        "w_up": pad_matrix(layer.w_up, (c.hidden_dim, c.emb_dim)),
-        "w_down": pad_matrix(layer.w_down, (c.emb_dim, c.hidden_dim)),
-    }
-    for name, width, index in (("bq", c.q_dim, q), ("bk", c.kv_dim, kv), ("bv", c.kv_dim, kv)):
-        bias = getattr(layer, name)
-        if bias is not None:
-            padded[name] = pad_vector(bias, width, index)
-    if layer.bo is not None:
-        padded["bo"] = pad_vector(layer.bo, c.emb_dim)
-    for name in ("q_norm", "k_norm"):
-        norm = getattr(layer, name)
-        if norm is not None:
-            padded[name] = pad_norm(norm, c.head_dim, one)
-    unknown = {f.name for f in fields(layer)} - set(padded) - {"bq", "bk", "bv", "bo", "q_norm", "k_norm"}
-    if unknown:
-        raise ConfigError(f"no padding rule for {', '.join(sorted(unknown))}")
+    """Rows of projections and biases of heads, and norms per head, keep their halves of each head."""
+    heads = {"q": config.n_heads, "k": config.n_kv_heads, "d": 1}
+    places = {axis: head_columns(config, count) for axis, count in heads.items()}
+    widths = _widths(c)
+    padded = {}
+    for attribute, (name, axes) in layer_tensors(config).items():
+        array, shape = getattr(layer, attribute), tuple(widths[axis] for axis in axes)
+        scale = pad_norm if "norm" in name else pad_array
+        padded[attribute] = scale(array, shape, places.get(axes[0]))
     return replace(layer, **padded)
 
 

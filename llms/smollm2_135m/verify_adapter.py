@@ -3,23 +3,12 @@
 from llms.llama_kernel_builder.deployment.adapter import ModelAdapter
 
 from . import smollm2_135m_inference as inference
-from .smollm2_135m_weights import CONFIG, DEFAULT_MODEL, MODEL_CHOICES, SOURCE
+from .smollm2_135m_weights import CONFIG, SOURCE
 
+MODEL_CHOICES, DEFAULT_MODEL = SOURCE.choices, SOURCE.default
 _adapter = ModelAdapter(inference, SOURCE, CONFIG)
 resolve_model = _adapter.resolve_model
 checkpoint = SOURCE.checkpoint
 hf_reference = _adapter.hf_reference
 build_config = _adapter.build_config
 build_runner = _adapter.build_runner
-
-__all__ = [
-    "CONFIG",
-    "DEFAULT_MODEL",
-    "MODEL_CHOICES",
-    "build_config",
-    "build_runner",
-    "checkpoint",
-    "hf_reference",
-    "inference",
-    "resolve_model",
-]

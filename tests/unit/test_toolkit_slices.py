@@ -103,7 +103,10 @@ def test_every_kernel_of_the_published_large_sizes_is_legal(fields: dict[str, An
 
 
 def test_the_prediction_counts_the_slices() -> None:
-    whole, cut = timing.predict({**SEVEN_B, "intermediate_size": 9472}), timing.predict(SEVEN_B)
+    whole, cut = (
+        timing.predict(timing.ModelSizes(28, 3584, 28, 4, 128, hidden, 152064, qkv_bias=True))
+        for hidden in (9472, 18944)
+    )
     one, two = (
         next(p.per_call_ms for p in found.breakdown if p.kind == "elf" and p.name == "down_gemv")
         for found in (whole, cut)

@@ -14,7 +14,7 @@ from llms.llama_kernel_builder.bench import ModelBench
 from llms.llama_kernel_builder.deployment.runner import ProductionRunner
 from llms.llama_kernel_builder.deployment.session import InferenceModule, Session
 from llms.llama_kernel_builder.exceptions import ConfigError
-from llms.llama_kernel_builder.model_config import ModelConfig
+from llms.llama_kernel_builder.model_config import SIZES, ModelConfig
 from llms.verify.contract.abilities.artefacts import ArtefactList, ArtefactRequest
 
 
@@ -108,12 +108,9 @@ class ModelAdapter:
         return needed_artefacts(self.inference, request.config or self.config, request)
 
 
-_SHAPES = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
-
-
 def _same_shapes(config: ModelConfig, checkpoint: Checkpoint) -> None:
     own = ModelConfig.from_hf_folder(checkpoint.path)
-    differing = [name for name in _SHAPES if getattr(config, name) != getattr(own, name)]
+    differing = [name for name in SIZES if getattr(config, name) != getattr(own, name)]
     if differing:
         text = ", ".join(
             f"{name} {getattr(own, name)} instead of {getattr(config, name)}" for name in differing

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from llms.llama_kernel_builder.bench import ModelBench, program_of
 from llms.llama_kernel_builder.deployment.session import InferenceModule
 from llms.llama_kernel_builder.exceptions import ArtefactMissing, ToolkitError
-from llms.llama_kernel_builder.llama_loop import KernelSequence, all_programs, bucket_for, suffix
+from llms.llama_kernel_builder.llama_loop import KernelSequence, all_blocks, all_programs, bucket_for
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.program import Program
 from llms.llama_kernel_builder.toolchains.seam import (
@@ -74,11 +74,6 @@ def _programs(
         yield from ((MERGED, program) for program in all_programs(sequence, config))
     if phases & UNFUSED:
         seq_len = bucket_for(request.prompt_len, config.max_position)
-        yield from ((UNFUSED, program) for program in _unfused(sequence, config, seq_len))
-
-
-def _unfused(sequence: KernelSequence, config: ModelConfig, seq_len: int) -> Iterator[Program]:
-    """One ELF per kernel, for the compiled length of the prompt that is measured, and for decode."""
-    prefill = [block.named(suffix(seq_len)) for block in sequence.prefill_blocks(config, seq_len)]
-    for block in (*prefill, *sequence.decode_blocks(config), sequence.lm_head(config)):
-        yield from block.unmerged()
+        # one ELF per kernel, for the compiled length of the prompt that is measured, and for decode
+        for block in all_blocks(sequence, config, (seq_len,)):
+            yield from ((UNFUSED, program) for program in block.unmerged())

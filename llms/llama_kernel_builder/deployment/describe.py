@@ -143,28 +143,12 @@ def speed(config: ModelConfig, seq_len: int = SEQ_LEN) -> Speed:
     from npu_twin import timing
 
     n = max(1, min(seq_len, config.max_position))
-    found = timing.predict(_device_sizes(config), n)
-    rows: list[dict[str, Any]] = [
-        {
-            "section": part.section,
-            "kind": part.kind,
-            "name": part.name,
-            "calls": part.calls,
-            "total_ms": part.total_ms,
-            "per_call_ms": part.per_call_ms,
-        }
-        for part in found.breakdown
-    ]
-    error = found.expected_error
-    return Speed(
-        n,
-        found.ttft_s * 1e3,
-        found.decode_ms_per_token,
-        error["ttft_s"],
-        error["decode_ms_per_token"],
-        tuple(rows),
-        found.notes,
-    )
+    predicted = timing.predict(_device_sizes(config), n)
+    columns = ("section", "kind", "name", "calls", "total_ms", "per_call_ms")
+    rows = tuple({key: getattr(part, key) for key in columns} for part in predicted.breakdown)
+    error = predicted.expected_error
+    times = (predicted.ttft_s * 1e3, predicted.decode_ms_per_token)
+    return Speed(n, *times, error["ttft_s"], error["decode_ms_per_token"], rows, predicted.notes)
 
 
 def _device_sizes(config: ModelConfig) -> ModelSizes:
@@ -175,38 +159,24 @@ def _device_sizes(config: ModelConfig) -> ModelSizes:
     from npu_twin.timing.model_config import ModelSizes
 
     c = device_config(config)
+    unpadded = None if attends_on_device(config) else (config.q_dim, config.kv_dim)
+    heads = (c.n_heads, c.n_kv_heads, c.head_dim)
     return ModelSizes(
-        c.n_layers,
-        c.emb_dim,
-        c.n_heads,
-        c.n_kv_heads,
-        c.head_dim,
-        c.hidden_dim,
-        c.vocab_size,
-        c.qkv_bias,
-        c.qk_norm,
-        None if attends_on_device(config) else (config.q_dim, config.kv_dim),
+        c.n_layers, c.emb_dim, *heads, c.hidden_dim, c.vocab_size, c.qkv_bias, c.qk_norm, unpadded
     )
 
 
 def published(config: ModelConfig) -> dict[str, Any] | None:
     """The published silicon record (Xilinx/mlir-air e972f2942) of a model of exactly these sizes, if any."""
+    from llms.llama_kernel_builder.model_config import SIZES
     from npu_twin.timing.models import PUBLISHED_MODELS
 
-    for record in json.loads(PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"]:
-        same = (
-            record.get("weights", "bf16") == "bf16"
-            and record["n_layers"] == config.n_layers
-            and record["emb_dim"] == config.emb_dim
-            and record["n_q_heads"] == config.n_heads
-            and record["n_kv_heads"] == config.n_kv_heads
-            and record["head_dim"] == config.head_dim
-            and record["hidden_dim"] == config.hidden_dim
-            and record["vocab_size"] == config.vocab_size
-        )
-        if same and record.get("ttft_s"):
-            found: dict[str, Any] = record
-            return found
+    sizes = {"n_q_heads" if name == "n_heads" else name: getattr(config, name) for name in SIZES}
+    records: list[dict[str, Any]] = json.loads(PUBLISHED_MODELS.read_text(encoding="utf-8"))["models"]
+    for record in records:
+        same = all(record[name] == size for name, size in sizes.items())
+        if same and record.get("weights", "bf16") == "bf16" and record.get("ttft_s"):
+            return record
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,6 @@ from llms.llama_kernel_builder import host_ops
 from llms.llama_kernel_builder.deployment.arithmetic_of import CASCADE_STEP
 from llms.llama_kernel_builder.deployment.session import Session
 from llms.llama_kernel_builder.device_config import DEVICE_HEAD_DIMS, device_config
-from llms.llama_kernel_builder.exceptions import SequenceTooLong
 from llms.llama_kernel_builder.llama_loop import buckets_of
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.specs import KernelSpec
@@ -57,7 +57,6 @@ class SessionForm:
         self.form = form
         self.session = session
         self.clock = session.driver.label
-        self._kv: tuple[Array, Array] | None = None
 
     def prepare(self, prompt_len: int) -> None:
         """Compile and preload what a prompt of this length needs."""
@@ -65,20 +64,11 @@ class SessionForm:
 
     def prefill(self, prompt_ids: Sequence[int], *, counted: bool = False) -> TimedStep:
         """Run a prompt through the production prefill."""
-
-        def run() -> tuple[int, Array]:
-            token, row, keys, values, _ = self.session.prefill(prompt_ids)
-            self._kv = keys, values
-            return token, row
-
-        return self._timed("prefill", run, counted)
+        return self._timed("prefill", lambda: self.session.prefill(prompt_ids)[:2], counted)
 
     def decode_step(self, token: int, position: int, *, counted: bool = False) -> TimedStep:
         """Run one production decode step. Raises SequenceTooLong before the first prefill."""
-        if self._kv is None:
-            raise SequenceTooLong("decode_step before prefill: there is no KV cache yet")
-        keys, values = self._kv
-        return self._timed("decode", lambda: self.session.decode(token, keys, values, position), counted)
+        return self._timed("decode", lambda: self.session.decode(token, position), counted)
 
     def runner(self) -> NpuRunner:
         """A runner over the same session."""
@@ -88,21 +78,15 @@ class SessionForm:
 
     def close(self) -> None:
         """Release the device."""
-        self._kv = None
         self.session.close()
 
     def _timed(self, section: Section, run: Callable[[], tuple[int, Array]], counted: bool) -> TimedStep:
         now = self.session.driver.clock.now
-        if not counted:
+        with self.session.profiled(section) if counted else nullcontext():
             begin = now()
             token, row = run()
             seconds = now() - begin
-            return TimedStep(token, host_ops.widen(row), seconds)
-        with self.session.profiled() as profiler, profiler.section(section):
-            begin = now()
-            token, row = run()
-            seconds = now() - begin
-        return TimedStep(token, host_ops.widen(row), seconds, self._dispatch(section))
+        return TimedStep(token, host_ops.widen(row), seconds, self._dispatch(section) if counted else None)
 
     def _dispatch(self, section: Section) -> Dispatch:
         programs, transfers = [], {"bo_write": [0, 0], "bo_read": [0, 0]}

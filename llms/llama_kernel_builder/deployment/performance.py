@@ -26,33 +26,26 @@ class SessionPerformance:
         self.n_tokens = n_tokens
         self._tokenise = tokenise
         self._published = published if published is not None else session.config
-        self._state: tuple[Any, Any, int, int] | None = None
+        self._token = self._position = 0
 
     def first_token(self) -> int:
         """Tokenise, prefill, choose the first token."""
         with host_ops.host_op(self.session.profiler, "tokenize", nbytes=16 * self.n_tokens):
             ids = self._tokenise()
-        token, _, k_cache, v_cache, position = self.session.prefill(ids)
-        self._state = (k_cache, v_cache, token, position)
-        return token
+        self._token, _, self._position = self.session.prefill(ids)
+        return self._token
 
     def decode_one(self) -> int:
         """One decode step after `first_token`; the position moves on and wraps at the end of the KV cache."""
-        if self._state is None:
-            raise RuntimeError("decode_one before first_token: there is no KV cache yet")
-        k_cache, v_cache, token, position = self._state
-        token, _ = self.session.decode(token, k_cache, v_cache, position)
-        following = position + 1 if position + 1 < self.session.max_seq else self.n_tokens
-        self._state = (k_cache, v_cache, token, following)
-        return token
+        self._token, _ = self.session.decode(self._token, self._position)
+        following = self._position + 1
+        self._position = following if following < self.session.max_seq else self.n_tokens
+        return self._token
 
     def breakdown(self, section: Section) -> list[dict[str, Any]]:
         """Rows per ELF, kernel, host operation and transfer of one more prefill or decode step."""
-        with self.session.profiled() as profiler, profiler.section(section):
-            if section == "prefill":
-                self.first_token()
-            else:
-                self.decode_one()
+        with self.session.profiled(section) as profiler:
+            (self.first_token if section == "prefill" else self.decode_one)()
         return profiler.breakdown()
 
     def comparison(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -62,14 +63,11 @@ class SessionProbe:
             execute(name, bound)
             tap.observe(name, bo_key, bound.bos)
 
-        # setattr, as mypy takes an assignment for a change of the class
-        setattr(runtime, "run_for", run_for)  # noqa: B010
-        setattr(runtime, "execute", execute_and_read)  # noqa: B010
-        try:
+        with (
+            mock.patch.object(runtime, "run_for", run_for),
+            mock.patch.object(runtime, "execute", execute_and_read),
+        ):
             yield tap
-        finally:
-            delattr(runtime, "run_for")
-            delattr(runtime, "execute")
 
     def layout(self, sizes: ModelSizes) -> Layout:
         """The layout of these sizes; what has none, the session's configuration says."""
@@ -166,20 +164,15 @@ class ExchangeRunner(BlockRunner):
                 b.name: static[b.name] for b in program.buffers if b.role == "static"
             }
 
-    def _run(
-        self, name: str, programs: tuple[Program, ...], layer: int, inputs: dict[str, Array]
-    ) -> dict[str, Array]:
-        values = dict(inputs)
-        for program in programs:
-            if layer == 0:
-                self.programs_run[program.name] = None
-            mine = {b.name: np.asarray(values[b.name]) for b in program.buffers if b.role == "input"}
-            if self.compute is not None and self.chosen(program.name, layer):
-                static = self._static.get((program.name, layer), {})
-                values.update(exchanged(program, {**mine, **static}, self.compute))
-            else:
-                values.update(self.cache.run(program.name, f"{program.name}_L{layer}", **mine))
-        return {key: values[key] for key in self._outputs[name]}
+    def run_program(self, program: Program, layer: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one ELF or compute what it would."""
+        if layer == 0:
+            self.programs_run[program.name] = None
+        arrays = {name: np.asarray(array) for name, array in inputs.items()}
+        if self.compute is None or not self.chosen(program.name, layer):
+            return super().run_program(program, layer, arrays)
+        static = self._static.get((program.name, layer), {})
+        return exchanged(program, {**arrays, **static}, self.compute)
 
 
 def exchanged(program: Program, arguments: Mapping[str, Array], compute: Compute) -> dict[str, Array]:
@@ -227,10 +220,10 @@ class Unmerged:
             runner.chosen, runner.compute = chosen, compute
         self._session.prepare(len(prompt_ids))
         layers: list[Array] = []
-        _, _, keys, values, _ = self._session.prefill(prompt_ids, layers)
+        self._session.prefill(prompt_ids, layers)
         if token is not None:
             layers = []
-            self._session.decode(token, keys, values, len(prompt_ids), layers)
+            self._session.decode(token, len(prompt_ids), layers)
         return layers
 
     def kernels(self, path: str) -> list[str]:

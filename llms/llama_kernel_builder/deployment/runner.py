@@ -13,7 +13,7 @@ from llms.llama_kernel_builder.deployment.forms import SessionForms
 from llms.llama_kernel_builder.deployment.performance import SessionPerformance
 from llms.llama_kernel_builder.deployment.probe import SessionProbe
 from llms.llama_kernel_builder.deployment.session import Session
-from llms.llama_kernel_builder.exceptions import BadArgument, SequenceTooLong
+from llms.llama_kernel_builder.exceptions import BadArgument
 from llms.llama_kernel_builder.llama_loop import BUCKETS, bucket_for
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.verify.contract.abilities.forms import Forms
@@ -39,7 +39,6 @@ class ProductionRunner:
         self.published = published
         self.session = session
         self.lite_mode = lite_mode
-        self._kv: tuple[Array, Array] | None = None
 
     def prepare(self, prompt_len: int) -> None:
         """Compile and preload what a prompt of this length needs; opens no hardware context."""
@@ -48,17 +47,15 @@ class ProductionRunner:
     def prefill(self, prompt_tokens: Array) -> PrefillRecord:
         """Run the prompt int64[n] through the production prefill."""
         ids = [int(token) for token in prompt_tokens]
-        self._kv = None
         self.session.prepare(len(ids))
         layers: list[Array] | None = None if self.lite_mode else []
-        token, logits, k_cache, v_cache, length = self.session.prefill(ids, layers)
+        token, logits, length = self.session.prefill(ids, layers)
         if length != len(ids):
             # A gate counts positions itself; whoever generates starts where the production prefill says.
             raise BadArgument(
                 f"prefill of {len(ids)} tokens returned prompt length {length}: decoding would start at the "
                 "wrong position; count every token id, end-of-turn tokens of a chat template included"
             )
-        self._kv = (k_cache, v_cache)
         return PrefillRecord(
             layer_intermediates=_named(layers),
             final_hidden_normed=self._normed(layers[-1]) if layers else np.empty(0, np.float32),
@@ -78,7 +75,7 @@ class ProductionRunner:
 
     def kv_cache(self) -> tuple[Array, Array]:
         """Copies of K and V, each [n_layers, n_kv_heads, max_seq, head_dim] bf16."""
-        keys, values = self._state()
+        keys, values = self.session.kv_cache
         return keys.copy(), values.copy()
 
     def device_arithmetic(self, prompt_len: int) -> DeviceArithmetic:
@@ -97,11 +94,7 @@ class ProductionRunner:
         session = self.session
         ledger = session.tensors.ledger()
         weights = session.loaded
-        held = {
-            "embedding": weights.embedding,
-            "final_norm": weights.final_norm,
-            "lm_head": weights.lm_head,
-        }
+        held = {name: getattr(weights, name) for name in ("embedding", "final_norm", "lm_head")}
         for index, layer in enumerate(weights.layers):
             held.update({f"layers.{index}.{name}": a for name, a in vars(layer).items() if a is not None})
         return ledger.loaded, ledger.unused, held
@@ -125,18 +118,11 @@ class ProductionRunner:
 
     def close(self) -> None:
         """Release the device."""
-        self._kv = None
         self.session.close()
 
     def _decode(self, token: int, position: int, layers: list[Array] | None) -> DecodeStepRecord:
-        keys, values = self._state()
-        chosen, logits = self.session.decode(int(token), keys, values, int(position), layers)
+        chosen, logits = self.session.decode(int(token), int(position), layers)
         return DecodeStepRecord(lm_head_logits=host_ops.widen(logits), top1_token=chosen)
-
-    def _state(self) -> tuple[Array, Array]:
-        if self._kv is None:
-            raise SequenceTooLong("decode_step before prefill: there is no KV cache yet")
-        return self._kv
 
     def _normed(self, hidden: Array) -> Array:
         session = self.session

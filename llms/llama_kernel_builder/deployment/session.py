@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -131,6 +131,7 @@ class Session:
         self.loaded = load_weights(self.tensors, self.config)
         self.weights = pad_weights(self.loaded, self.config)
         self.rope_lut = rope_table(self.config, BUCKETS[-1])
+        self._kv: tuple[Array, Array] | None = None
 
     def prepare(self, prompt_len: int) -> None:
         """Compile and preload what a prompt of this length needs; call it before the timed region."""
@@ -140,29 +141,35 @@ class Session:
 
     def prefill(
         self, token_ids: Sequence[int], layer_outputs: list[Array] | None = None
-    ) -> tuple[int, Array, Array, Array, int]:
-        """Call the production prefill."""
+    ) -> tuple[int, Array, int]:
+        """Call the production prefill: (first token, its logits, prompt length); a new KV cache is kept."""
+        self._kv = None
         runs, model = (self.prefill_cache, self.decode_cache), (self.weights, self.config)
         rest = (self.rope_lut, self.max_seq, self.tokenizer)
-        with self._forward("prefill", tokens=len(token_ids)):
-            return self.module.run_npu_prefill(token_ids, *model, *runs, *rest, layer_outputs=layer_outputs)
+        track = (self.driver.clock, timeline.SECTIONS, "forward")
+        with timeline.span(*track, "prefill forward", tokens=len(token_ids)):
+            token, logits, keys, values, length = self.module.run_npu_prefill(
+                token_ids, *model, *runs, *rest, layer_outputs=layer_outputs
+            )
+        self._kv = keys, values
+        return token, logits, length
 
-    def _forward(self, name: str, **arguments: int) -> AbstractContextManager[None]:
-        clock = self.driver.clock
-        return timeline.span(clock, timeline.SECTIONS, "forward", f"{name} forward", **arguments)
+    @property
+    def kv_cache(self) -> tuple[Array, Array]:
+        """K and V of the last prompt, to which decode steps add. Raises SequenceTooLong before a prefill."""
+        if self._kv is None:
+            raise SequenceTooLong("decode_step before prefill: there is no KV cache yet")
+        return self._kv
 
     def decode(
-        self,
-        token: int,
-        k_cache: Array,
-        v_cache: Array,
-        position: int,
-        layer_outputs: list[Array] | None = None,
+        self, token: int, position: int, layer_outputs: list[Array] | None = None
     ) -> tuple[int, Array]:
-        """Call the production decode step for one token."""
-        with self._forward("decode", position=position):
+        """Call the production decode step for one token. Raises SequenceTooLong before a prefill."""
+        state = (self.rope_lut, *self.kv_cache, position)
+        track = (self.driver.clock, timeline.SECTIONS, "forward")
+        with timeline.span(*track, "decode forward", position=position):
             x = host_ops.embed(self.profiler, self.weights.embedding, np.asarray([token]))[0]
-            model, state = (self.weights, self.config), (self.rope_lut, k_cache, v_cache, position)
+            model = (self.weights, self.config)
             return self.module.run_npu_decode_step(
                 x, *model, self.decode_cache, *state, layer_outputs=layer_outputs
             )
@@ -192,13 +199,13 @@ class Session:
         with self.profiler.section("prefill"):
             with host_ops.host_op(self.profiler, "tokenize", nbytes=16 * planned):
                 ids = tuple(int(token) for token in tokenise())
-            token, _, k_cache, v_cache, position = self.prefill(ids)
+            token, _, position = self.prefill(ids)
         first = now()
         tokens = [token]
         on_token(token)
         with self.profiler.section("decode"):
             while len(tokens) < n_tokens and not (stop_at_eos and token in self.config.eos_token_ids):
-                token, _ = self.decode(token, k_cache, v_cache, position)
+                token, _ = self.decode(token, position)
                 position += 1
                 tokens.append(token)
                 on_token(token)
@@ -214,12 +221,13 @@ class Session:
         )
 
     @contextmanager
-    def profiled(self) -> Iterator[Profiler]:
-        """Collect a breakdown of everything inside."""
+    def profiled(self, section: str = "") -> Iterator[Profiler]:
+        """Collect a breakdown of everything inside, as one section where it is named."""
         self.profiler.reset()
         self.profiler.enabled = True
         try:
-            yield self.profiler
+            with self.profiler.section(section) if section else nullcontext():
+                yield self.profiler
         finally:
             self.profiler.enabled = False
 
@@ -229,4 +237,5 @@ class Session:
 
     def close(self) -> None:
         """Release buffers and contexts."""
+        self._kv = None
         self.cache.close()

@@ -11,10 +11,11 @@ import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -95,28 +96,22 @@ def watch(folder: Path, adapter: ModuleType, config: Any) -> Iterator[CallRecord
     """Count while the block runs. Raises NotOffered."""
     production = production_module(folder, adapter)
     recorder = CallRecorder(folder, production, config)
-    undo: list[Callable[[], None]] = []
-    for name in FUNCTIONS:
-        original = getattr(production, name)
-        wrapper = _counting(recorder, name, original)
-        for module in _modules_of(folder, production):
-            for key, value in list(vars(module).items()):
-                if callable(value) and not isinstance(value, type) and _same(value, original):
-                    setattr(module, key, wrapper)
-                    undo.append(_restore(module, key, value))
     execute = HostRuntime.execute
 
     def counted(self: HostRuntime, name: str, bound: Any) -> None:
         execute(self, name, bound)
         recorder.started[name] += 1
 
-    setattr(HostRuntime, "execute", counted)  # noqa: B010 - mypy forbids to assign a method
-    undo.append(_restore(HostRuntime, "execute", execute))
-    try:
+    with ExitStack() as wrapped:
+        for name in FUNCTIONS:
+            original = getattr(production, name)
+            wrapper = _counting(recorder, name, original)
+            for module in _modules_of(folder, production):
+                for key, value in list(vars(module).items()):
+                    if callable(value) and not isinstance(value, type) and _same(value, original):
+                        wrapped.enter_context(mock.patch.object(module, key, wrapper))
+        wrapped.enter_context(mock.patch.object(HostRuntime, "execute", counted))
         yield recorder
-    finally:
-        for step in reversed(undo):
-            step()
 
 
 def production_module(folder: Path, adapter: ModuleType) -> ModuleType:
@@ -143,13 +138,13 @@ def production_module(folder: Path, adapter: ModuleType) -> ModuleType:
 def replaced_functions(module: ModuleType, path: Path) -> list[str]:
     """Production functions that are not those of their own source; `path`: that source file."""
     fresh = _load(path, module.__package__ or "")
-    found = []
+    replaced = []
     for name in FUNCTIONS:
-        mine, shipped = (_code(getattr(owner, name, None)) for owner in (module, fresh))
-        if mine is None or mine != shipped:
-            by = f" (now {mine.co_name} of {Path(mine.co_filename).name})" if mine is not None else ""
-            found.append(f"{path.name}: {name} is not the one of the source{by}")
-    return found
+        loaded, shipped = (_code(getattr(owner, name, None)) for owner in (module, fresh))
+        if loaded is None or loaded != shipped:
+            by = f" (now {loaded.co_name} of {Path(loaded.co_filename).name})" if loaded is not None else ""
+            replaced.append(f"{path.name}: {name} is not the one of the source{by}")
+    return replaced
 
 
 def _code(function: Any) -> CodeType | None:
@@ -179,10 +174,6 @@ def _file(module: ModuleType) -> Path | None:
 
 def _same(value: Any, original: Any) -> bool:
     return value is original or bool(value == original)
-
-
-def _restore(owner: Any, key: str, value: Any) -> Callable[[], None]:
-    return lambda: setattr(owner, key, value)
 
 
 def _modules_of(folder: Path, production: ModuleType) -> list[ModuleType]:

@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -94,7 +94,7 @@ class PrebuiltToolchain:
 
     def __init__(self, folder: Path, *, required: bool = True) -> None:
         self.folder = folder
-        self._identity = f"prebuilt, nothing in {folder.name}"
+        self.identity = f"prebuilt, nothing in {folder.name}"
         self._entries: Mapping[str, Mapping[str, str]] = {}
         manifest = folder / MANIFEST
         if not manifest.is_file():
@@ -103,17 +103,12 @@ class PrebuiltToolchain:
             return
         try:
             data = json.loads(manifest.read_text(encoding="utf-8"))
-            self._identity = str(data["toolchain"])
+            self.identity = str(data["toolchain"])
             self._entries = dict(data["entries"])
             for entry in self._entries.values():
                 str(entry["file"])
         except (ValueError, KeyError, TypeError) as error:
             raise ArtefactMissing(("any program",), f"{manifest} (unreadable: {error!r})") from error
-
-    @property
-    def identity(self) -> str:
-        """The identity the manifest states."""
-        return self._identity
 
     def compile(self, program: Program, destination: Path) -> Loading | None:
         """Copy the prebuilt artefact of exactly this program."""
@@ -162,14 +157,9 @@ def toolchain_for(device: str, model: str = "") -> Toolchain:
     model and returns a `Toolchain`. Raises ToolkitError for a value that names none.
     """
     named = os.environ.get(TOOLCHAIN_ENV)
-    return _named_toolchain(named, device, model) if named else _DEFAULTS[device](model)
-
-
-def _prebuilt(model: str) -> Toolchain:
-    return PrebuiltToolchain(prebuilt_folder(model), required=False)
-
-
-_DEFAULTS: Mapping[str, Callable[[str], Toolchain]] = {"twin": lambda _: TwinToolchain(), "npu2": _prebuilt}
+    if named:
+        return _named_toolchain(named, device, model)
+    return TwinToolchain() if device == "twin" else PrebuiltToolchain(prebuilt_folder(model), required=False)
 
 
 def _named_toolchain(named: str, device: str, model: str) -> Toolchain:

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kernel_registry import registry_lookup as lookup
 from kernel_registry import render as pages
@@ -26,14 +25,10 @@ def _parser() -> argparse.ArgumentParser:
     sub = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, help_text: str) -> argparse.ArgumentParser:
-        found = sub.add_parser(name, help=help_text, description=help_text)
-        found.add_argument(
-            "--registry",
-            type=Path,
-            metavar="DIR",
-            help=f"registry folder; default: the first of {lookup.ENV}, else the packaged one",
-        )
-        return found
+        parsed = sub.add_parser(name, help=help_text, description=help_text)
+        default = f"default: the first of {lookup.ENV}, else the packaged one"
+        parsed.add_argument("--registry", type=Path, metavar="DIR", help=f"registry folder; {default}")
+        return parsed
 
     command(
         "check",
@@ -53,7 +48,10 @@ def _parser() -> argparse.ArgumentParser:
         default=",".join(map(str, DEFAULT_BUCKETS)),
         help="prefill lengths for --model with a config.json (default %(default)s)",
     )
-    _variant(swept)
+    swept.add_argument("--precision", choices=("high", "low"), default="high", help="tier of a gemm")
+    swept.add_argument("--output-dtype", choices=("bf16", "f32"), default="bf16", help="output of a gemm")
+    swept.add_argument("--causal", action="store_true", help="causal flash_attention")
+    swept.add_argument("--method", default="", help="restrict to one implementation")
     swept.add_argument(
         "--used-by", action="append", default=[], metavar="TAG", help="model that needs the row"
     )
@@ -80,37 +78,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _variant(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--precision", choices=("high", "low"), default="high", help="tier of a gemm")
-    parser.add_argument("--output-dtype", choices=("bf16", "f32"), default="bf16", help="output of a gemm")
-    parser.add_argument("--causal", action="store_true", help="causal flash_attention")
-    parser.add_argument("--method", default="", help="restrict to one implementation")
-
-
 def _requests(args: argparse.Namespace) -> tuple[list[Request], list[str]]:
+    requests: list[Request] = []
+    tags: list[str] = []
     if args.model is not None:
         try:
             buckets = [int(b) for b in args.buckets.split(",") if b]
         except ValueError:
             raise RequestError(f"--buckets {args.buckets!r} must be integers separated by commas") from None
-        found, tags = from_file(args.model, buckets)
-    elif args.op and args.shape:
-        found, tags = [], []
-    else:
+        requests, tags = from_file(args.model, buckets)
+    elif not args.op or not args.shape:
         raise RequestError("name a kernel and a shape, or a file with --model")
     if args.op:
-        found += [
-            parse(
-                args.op,
-                shape,
-                precision=args.precision,
-                output_dtype=args.output_dtype,
-                causal=args.causal,
-                method=args.method,
-            )
-            for shape in args.shape
-        ]
-    return list(dict.fromkeys(found)), tags
+        variant = {name: getattr(args, name) for name in ("precision", "output_dtype", "causal", "method")}
+        requests += [parse(args.op, shape, **variant) for shape in args.shape]
+    return list(dict.fromkeys(requests)), tags
 
 
 def _sweep(args: argparse.Namespace, root: Path) -> int:
@@ -119,20 +101,19 @@ def _sweep(args: argparse.Namespace, root: Path) -> int:
         if args.op or args.model or args.npu or args.if_missing:
             raise RequestError("--stale takes the shapes from the registry and sweeps them on the twin")
         numerics = stale.stale_requests(root)
-        found = list(numerics)
     else:
-        found, tags = _requests(args)
-        numerics = dict.fromkeys(found, True)
+        requests, tags = _requests(args)
+        numerics = dict.fromkeys(requests, True)
     measurer: Measurer = silicon(args.artefacts) if args.npu else TwinMeasurer()
     failed = 0
-    for request in found:
+    for request, with_numerics in numerics.items():
         try:
             done = sweep(
                 request,
                 measurer,
                 root,
                 used_by=[*tags, *args.used_by],
-                with_numerics=numerics[request] and not args.no_numerics,
+                with_numerics=with_numerics and not args.no_numerics,
                 only_missing=args.if_missing,
                 keep_numerics=args.stale,
             )
@@ -161,7 +142,7 @@ def _add(args: argparse.Namespace, root: Path) -> int:
             identity = row_id(row)
         except (KeyError, TypeError, AttributeError) as error:
             raise RegistryError(f"{args.file}: the row has no {error}") from None
-        outcome = store.put({**row, "id": identity}, root, replace=lambda old: False)
+        outcome = store.put(row, root)
         print(f"{outcome:9} {identity}")
     if not args.no_render:
         pages.render(root)
@@ -169,18 +150,20 @@ def _add(args: argparse.Namespace, root: Path) -> int:
 
 
 def _check(root: Path) -> int:
+    from npu_twin import constraints
+
     problems: list[str] = []
-    try:
-        everything = store.read_all(root)
-    except RegistryError as error:
-        print(error, file=sys.stderr)
-        return 1
+    everything = store.read_all(root)
     for rows in everything.values():
-        problems += [problem for row in rows if lookup.usable(row) for problem in _legality(row)]
+        problems += [
+            f"row {row['id']} is usable but breaks {violation}"
+            for row in filter(lookup.usable, rows)
+            for violation in constraints.check(config_of(row))
+        ]
         problems += stale.problems(rows)
     problems += pages.drift(root)
     if not everything:
-        problems.append(f"{store.details_dir(root)}: no registry files")
+        problems.append(f"{root / 'details'}: no registry files")
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
@@ -194,12 +177,6 @@ def _check(root: Path) -> int:
         "timing model and pages agree"
     )
     return 0
-
-
-def _legality(row: dict[str, Any]) -> list[str]:
-    from npu_twin.constraints import check
-
-    return [f"row {row['id']} is usable but breaks {violation}" for violation in check(config_of(row))]
 
 
 def _show(args: argparse.Namespace, root: Path) -> int:
@@ -228,11 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for path in pages.render(root):
                 print(path)
             return 0
-        if args.command == "sweep":
-            return _sweep(args, root)
-        if args.command == "add":
-            return _add(args, root)
-        return _show(args, root)
+        return {"sweep": _sweep, "add": _add, "show": _show}[args.command](args, root)
     except (RegistryError, MeasurementUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kernel_registry.shapes import BENCHES
 from npu_twin.extensions import ExtensionMissing, extension, kernel_references
 
 if TYPE_CHECKING:
     from npu_twin.constraints import Config as Config  # for benches, which need no other name of the twin
 
-BENCHES = "npu_kernel_bench"
-"""Entry-point group of those who run kernels on silicon."""
 CORRUPT_ABOVE = 0.1
 """mean_rel_L1 above which numbers are wrong rather than imprecise: the worst published row that is right has
 0.048, the least wrong of the corrupt ones 0.46.
@@ -94,23 +93,13 @@ def harness_inputs(config: Config) -> dict[str, Any]:
 
 def judge(config: Config, inputs: Mapping[str, Any], output: Any) -> Numerics:
     """Hold an output against the plain fp32 reference. Raises MeasurementUnavailable without references."""
-    known = _references()
-    reference = known.reference_output(
-        config.op,
-        inputs,
-        dims=config.dims,
-        method=config.method,
-        attrs=config.attrs,
-        out_dtype=output_dtype(config),
-    )
-    gate = known.tolerance(config.op, config.method)
-    metrics = known.compare(output, reference)
-    over = known.offenders(output, reference, rtol=gate.rtol, atol=gate.atol)
-    figures = {
-        "mean_rel_L1": metrics.mean_rel_L1,
-        "rel_err_max": metrics.rel_err_max,
-        "abs_err_max": metrics.abs_err_max,
-    }
+    kernels = _references()
+    variant = {"dims": config.dims, "method": config.method, "attrs": config.attrs}
+    reference = kernels.reference_output(config.op, inputs, **variant, out_dtype=output_dtype(config))
+    gate = kernels.tolerance(config.op, config.method)
+    metrics = kernels.compare(output, reference)
+    over = kernels.offenders(output, reference, rtol=gate.rtol, atol=gate.atol)
+    figures = {name: getattr(metrics, name) for name in ("mean_rel_L1", "rel_err_max", "abs_err_max")}
     if figures["rel_err_max"] >= 1:
         # A reference near zero decides it, and the order of summation of the BLAS decides the reference.
         del figures["rel_err_max"]
@@ -152,17 +141,11 @@ class TwinMeasurer:
     def __init__(self, operation_limit: float = 2e10) -> None:
         self.operation_limit = operation_limit
 
-    def latency_us(self, config: Config) -> float:
-        """Modelled time in microseconds of a run that consists of this kernel alone."""
-        from npu_twin import timing
-
-        return float(timing.standalone_us(config))
-
     def times(self, config: Config) -> Timed:
-        """Modelled times; what decides is that of one launch inside a program."""
+        """Modelled times of a run of this kernel alone, and of one launch inside a program, which decides."""
         from npu_twin import timing
 
-        return Timed(self.latency_us(config), float(timing.launch_us(config)))
+        return Timed(timing.standalone_us(config), timing.launch_us(config))
 
     def numerics(self, config: Config) -> Numerics | None:
         """Errors of the twin's datapath."""
@@ -171,14 +154,13 @@ class TwinMeasurer:
         from npu_twin.datapath import run_launch, standalone_launch
 
         inputs = harness_inputs(config)
-        launch = standalone_launch(
-            config.op,
-            config.dims,
-            method=config.method,
-            tile=config.tile,
-            attrs=config.attrs,
-            herd=config.herd,
-        )
+        built: dict[str, Any] = {
+            "method": config.method,
+            "tile": config.tile,
+            "attrs": config.attrs,
+            "herd": config.herd,
+        }
+        launch = standalone_launch(config.op, config.dims, **built)
         return judge(config, inputs, run_launch(launch, inputs)["out"])
 
 

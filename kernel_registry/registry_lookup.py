@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ENV = "NPU_KERNEL_REGISTRY"
 PACKAGED = Path(__file__).resolve().parent
@@ -26,34 +26,53 @@ PROVENANCES = ("published-silicon", "measured-silicon", "twin")
 USABLE_STATUS = ("pass", "in_tier")
 USABLE_CONTEXT = ("standalone", "tile_sweep", "herd_sweep")
 
-DIMS: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("M", "K", "N"),
-    "gemv": ("M", "K"),
-    "gemv_add": ("M", "K"),
-    "norm_gateup_swiglu": ("emb", "hidden"),
-    "rms_norm": ("M", "N"),
-    "layer_norm": ("M", "N"),
-    "rope": ("rows", "head_dim"),
-    "flash_attention": ("lq", "lk", "head_dim", "q_heads", "kv_heads"),
-    "eltwise_add": ("n",),
-    "bias_add": ("rows", "n"),
-    "silu_mul": ("n",),
-    "gelu": ("n",),
-}
-"""Dimensions of every kernel, in the order of a shape on the command line."""
 
-REQUIRED_TILE: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n"),
-    "gemv": ("tile_m", "m_input"),
-    "gemv_add": ("tile_m", "m_input"),
-    "flash_attention": ("lqp", "lkp", "num_q_tiles"),
-    "eltwise_add": ("tile",),
-    "silu_mul": ("tile_n",),
-    "gelu": ("tile_n",),
+class Kernel(NamedTuple):
+    """What the registry must know of a kernel.
+
+    Attributes:
+        title: as the pages name it.
+        dims: dimensions, in the order of a shape on the command line.
+        tile: tile sizes without which a row cannot configure it.
+        tier: accuracy of its rows, by the name that published rows give it; a GEMM has one per method.
+    """
+
+    title: str
+    dims: tuple[str, ...]
+    tile: tuple[str, ...] = ()
+    tier: str = "bf16"
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "gemm": Kernel("GEMM", ("M", "K", "N"), ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n")),
+    "gemv": Kernel("GEMV", ("M", "K"), ("tile_m", "m_input"), "f32_accumulate"),
+    "gemv_add": Kernel("Cascade GEMV with residual add", ("M", "K"), ("tile_m", "m_input")),
+    "norm_gateup_swiglu": Kernel("Fused norm, gate/up and SwiGLU (decode)", ("emb", "hidden")),
+    "rms_norm": Kernel("RMSNorm", ("M", "N")),
+    "layer_norm": Kernel("LayerNorm", ("M", "N")),
+    "rope": Kernel("RoPE", ("rows", "head_dim")),
+    "flash_attention": Kernel(
+        "FlashAttention",
+        ("lq", "lk", "head_dim", "q_heads", "kv_heads"),
+        ("lqp", "lkp", "num_q_tiles"),
+        "bf16_online_softmax",
+    ),
+    "eltwise_add": Kernel("Element-wise add", ("n",), ("tile",)),
+    "bias_add": Kernel("Bias add", ("rows", "n")),
+    "silu_mul": Kernel("SiLU-and-Mul", ("n",), ("tile_n",), "bf16_transcendental"),
+    "gelu": Kernel("GELU", ("n",), ("tile_n",), "bf16_transcendental"),
 }
-"""Tile sizes without which a row cannot configure its kernel."""
+"""All kernels, in the order of the pages."""
+
+DIMS: Mapping[str, tuple[str, ...]] = {op: kernel.dims for op, kernel in KERNELS.items()}
+"""Dimensions of every kernel."""
 
 Row = Mapping[str, Any]
+
+
+def shape_of(op: str, dims: Mapping[str, int]) -> str:
+    """Shape as on the command line."""
+    return "x".join(str(dims[name]) for name in DIMS[op])
 
 
 class UnmeasuredShape(LookupError):
@@ -141,20 +160,14 @@ def usable(row: Row) -> bool:
         row["status"] in USABLE_STATUS
         and row["context"] in USABLE_CONTEXT
         and row.get("herd") is not None
-        and all(k in tile for k in REQUIRED_TILE.get(row["op"], ()))
+        and all(k in tile for k in KERNELS[row["op"]].tile)
     )
 
 
 def rank(row: Row) -> tuple[int, int, float, str]:
     """Order of choice among usable rows, best first: provenance, then latency in us, then id."""
-    figures = row.get("figures") or {}
-    latency = figures.get("latency_us")
-    return (
-        PROVENANCES.index(row["provenance"]),
-        latency is None,
-        latency if latency is not None else 0.0,
-        row["id"],
-    )
+    latency = (row.get("figures") or {}).get("latency_us")
+    return PROVENANCES.index(row["provenance"]), latency is None, latency or 0.0, row["id"]
 
 
 GEMM_METHODS: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -197,8 +210,7 @@ def config(
         and (op != "flash_attention" or (row.get("attrs") or {}).get("causal") == causal)
     ]
     if not candidates:
-        shape = "x".join(str(dims[d]) for d in DIMS[op])
-        command = f"python -m kernel_registry sweep {op} {shape}{f' {options}' if options else ''}"
+        command = f"python -m kernel_registry sweep {op} {shape_of(op, dims)} {options}".rstrip()
         named = ", ".join(f"{d}={dims[d]}" for d in DIMS[op])
         raise UnmeasuredShape(op, named, options.replace("--", ""), command)
     row = min(candidates, key=rank)
@@ -230,8 +242,7 @@ def _variant(
             raise ValueError(
                 f"no GEMM writes {output_dtype} with precision {precision!r}; known: {known}"
             ) from None
-        variant = f"--precision {precision}" if output_dtype == "bf16" else f"--output-dtype {output_dtype}"
-        options = [variant]
+        options = [f"--precision {precision}" if output_dtype == "bf16" else f"--output-dtype {output_dtype}"]
     else:
         default = DEFAULT_METHOD.get(op, "")
         methods = (default,) if default else ()

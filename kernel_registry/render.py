@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kernel_registry import store
-from kernel_registry.registry_lookup import DIMS, PROVENANCES, usable
+from kernel_registry.registry_lookup import DIMS, KERNELS, PROVENANCES, rank, shape_of, usable
 
-TITLES: Mapping[str, str] = {
-    "gemm": "GEMM",
-    "gemv": "GEMV",
-    "gemv_add": "Cascade GEMV with residual add",
-    "norm_gateup_swiglu": "Fused norm, gate/up and SwiGLU (decode)",
-    "rms_norm": "RMSNorm",
-    "layer_norm": "LayerNorm",
-    "rope": "RoPE",
-    "flash_attention": "FlashAttention",
-    "eltwise_add": "Element-wise add",
-    "bias_add": "Bias add",
-    "silu_mul": "SiLU-and-Mul",
-    "gelu": "GELU",
-}
 _HEADER = "<!-- Written by `python -m kernel_registry render` from the JSON files; do not edit. -->\n"
 _MARK = {
     "published-silicon": "published silicon",
@@ -31,9 +17,19 @@ _MARK = {
 }
 
 
-def shape_text(row: Mapping[str, Any]) -> str:
-    """Shape as on the command line."""
-    return "x".join(str(row["dims"][d]) for d in DIMS[row["op"]])
+_COLUMNS = (
+    "shape", "method", "tier", "tile", "herd", "latency us", "mean_rel_L1", "abs_err_max", "rtol / atol",
+    "status", "used by", "date",
+)  # fmt: skip
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    return [lines[0], "|" + "---|" * len(columns), *lines[1:], ""]
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    return shape_of(row["op"], row["dims"])
 
 
 def _number(value: Any, pattern: str = "{:g}") -> str:
@@ -51,15 +47,15 @@ def _herd(row: Mapping[str, Any]) -> str:
     return f"{herd[0]}x{herd[1]}" if herd else ""
 
 
-def _row(row: Mapping[str, Any]) -> str:
+def _cells(row: Mapping[str, Any]) -> list[str]:
     figures = row["figures"]
     status = row["status"] if not row.get("error") else f"{row['status']}: {row['error']}"
     latency = _number(figures.get("latency_us"), "{:.1f}")
     if figures.get("latency_estimated"):
         latency += " (taken over)"
     tolerance = row.get("tolerance")
-    cells = [
-        shape_text(row),
+    return [
+        _shape(row),
         row["method"] + (" f32" if row.get("dtype_out") == "f32" else ""),
         row.get("tier", ""),
         _tile(row),
@@ -72,29 +68,19 @@ def _row(row: Mapping[str, Any]) -> str:
         ", ".join(row.get("used_by", ())),
         row["date"],
     ]
-    return "| " + " | ".join(cells) + " |"
-
-
-_COLUMNS = (
-    "shape", "method", "tier", "tile", "herd", "latency us", "mean_rel_L1", "abs_err_max", "rtol / atol",
-    "status", "used by", "date",
-)  # fmt: skip
 
 
 def kernel_page(op: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Page of one kernel: its rows by provenance and context."""
-    lines = [_HEADER, f"# {TITLES[op]}\n"]
+    lines = [_HEADER, f"# {KERNELS[op].title}\n"]
     lines.append(f"Shape: `{'x'.join(DIMS[op])}`. {len(rows)} rows.\n")
     for provenance in PROVENANCES:
         contexts = dict.fromkeys(r["context"] for r in rows if r["provenance"] == provenance)
         for context in contexts:
             chosen = [r for r in rows if (r["provenance"], r["context"]) == (provenance, context)]
             lines.append(f"## {_MARK[provenance]}: {context.replace('_', ' ')}\n")
-            lines.append("| " + " | ".join(_COLUMNS) + " |")
-            lines.append("|" + "---|" * len(_COLUMNS))
-            lines += [_row(r) for r in chosen]
-            lines.append("")
-            notes = sorted({f"- {shape_text(r)} {r['method']}: {r['note']}" for r in chosen if r.get("note")})
+            lines += _table(_COLUMNS, map(_cells, chosen))
+            notes = sorted({f"- {_shape(r)} {r['method']}: {r['note']}" for r in chosen if r.get("note")})
             if notes:
                 lines += ["Notes:", "", *notes, ""]
     sources = sorted({r["source"] for r in rows})
@@ -109,68 +95,43 @@ def overview_page(everything: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         "A shape is supported when a row of it passed. Figures of the twin are modelled, never measured.\n"
     )
     heads = ["kernel", *(_MARK[p] for p in PROVENANCES), "not passing"]
-    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    counted = []
     for op, rows in everything.items():
         counts = [sum(usable(r) and r["provenance"] == p for r in rows) for p in PROVENANCES]
         failing = sum(r["status"] not in ("pass", "in_tier") for r in rows)
-        cells = [f"[{TITLES[op]}](details/{op}.md)", *map(str, counts), str(failing)]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines.append("")
+        counted.append([f"[{KERNELS[op].title}](details/{op}.md)", *map(str, counts), str(failing)])
+    lines += _table(heads, counted)
     for op, rows in everything.items():
-        best: dict[tuple[str, str, str, bool], Mapping[str, Any]] = {}
+        best: dict[tuple[str, ...], Mapping[str, Any]] = {}
         for row in filter(usable, rows):
-            causal = bool((row.get("attrs") or {}).get("causal"))
-            key = (shape_text(row), row.get("dtype_out", "bf16"), row.get("tier", ""), causal)
-            if key not in best or _order(row) < _order(best[key]):
-                best[key] = row
-        if not best:
-            continue
-        lines += [
-            f"## {TITLES[op]}\n",
-            "| shape | output | tier | method | herd | latency us | from | used by |",
-        ]
-        lines.append("|" + "---|" * 8)
-        for (shape, dtype, tier, causal), row in best.items():
-            latency = _number(row["figures"].get("latency_us"), "{:.1f}")
-            cells = [
-                shape + (" causal" if causal else ""),
-                dtype,
-                tier,
-                row["method"],
-                _herd(row),
-                latency,
-                _MARK[row["provenance"]],
-                ", ".join(row.get("used_by", ())),
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
+            causal = " causal" if (row.get("attrs") or {}).get("causal") else ""
+            variant = (_shape(row) + causal, row.get("dtype_out", "bf16"), row.get("tier", ""))
+            best[variant] = min(row, best.get(variant, row), key=rank)
+        if best:
+            lines += [f"## {KERNELS[op].title}\n", *_table(_BEST, map(_best_cells, best, best.values()))]
     return "\n".join(lines)
 
 
-def _order(row: Mapping[str, Any]) -> tuple[int, float]:
-    return (
-        PROVENANCES.index(row["provenance"]),
-        row["figures"].get("latency_us") or float("inf"),
-    )
+_BEST = ("shape", "output", "tier", "method", "herd", "latency us", "from", "used by")
+
+
+def _best_cells(variant: tuple[str, ...], row: Mapping[str, Any]) -> list[str]:
+    latency = _number(row["figures"].get("latency_us"), "{:.1f}")
+    tags = ", ".join(row.get("used_by", ()))
+    return [*variant, row["method"], _herd(row), latency, _MARK[row["provenance"]], tags]
 
 
 def pages(root: Path) -> dict[Path, str]:
     """Every page of a registry with its text. Raises RegistryError when a JSON file is wrong."""
     everything = store.read_all(root)
-    found = {store.details_dir(root) / f"{op}.md": kernel_page(op, rows) for op, rows in everything.items()}
-    found[root / "supported_kernels.md"] = overview_page(everything)
-    return found
+    texts = {root / "details" / f"{op}.md": kernel_page(op, rows) for op, rows in everything.items()}
+    return {**texts, root / "supported_kernels.md": overview_page(everything)}
 
 
 def render(root: Path) -> list[Path]:
     """Write the pages that differ, under the registry's lock; the paths that changed."""
-    changed = []
     with store.locked(root):
-        for path, text in pages(root).items():
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                store.write_text(path, text)
-                changed.append(path)
-    return changed
+        return [path for path, text in pages(root).items() if store.write_text(path, text)]
 
 
 def drift(root: Path) -> list[str]:
@@ -184,7 +145,7 @@ def drift(root: Path) -> list[str]:
             problems.append(f"{path}: differs from the JSON files")
     problems += [
         f"{path}: page of a kernel without rows"
-        for path in store.details_dir(root).glob("*.md")
+        for path in (root / "details").glob("*.md")
         if path not in expected
     ]
     return problems

@@ -1,28 +1,28 @@
-"""Schema of the registry's JSON files, checked with pydantic (imported only when a file is judged)."""
+"""Schema of the registry's JSON files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from kernel_registry.registry_lookup import DIMS, PROVENANCES, REQUIRED_TILE
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kernel_registry.registry_lookup import DIMS, KERNELS, shape_of
 
 VERSION = 1
-STATUSES = (
-    "pass",
-    "in_tier",
-    "compile_fail",
-    "runtime_fail",
-    "hang",
-    "silent_corruption",
-)
+Status = Literal["pass", "in_tier", "compile_fail", "runtime_fail", "hang", "silent_corruption"]
 """``in_tier``: the arithmetic is as good as its tier, but some elements exceed the gate's tolerance."""
-CONTEXTS = ("standalone", "tile_sweep", "herd_sweep", "failure", "in_situ", "session", "driver_comparison")
+Context = Literal[
+    "standalone", "tile_sweep", "herd_sweep", "failure", "in_situ", "session", "driver_comparison"
+]
 """``standalone``: the kernel's own harness; ``in_situ``: inside a fused ELF of a model; ``session`` and
 ``driver_comparison``: repeated under other conditions, not comparable with the rest.
 """
+_Size = Annotated[int, Field(ge=1)]
+_Cores = Annotated[int, Field(ge=1, le=8)]
+_Error = Annotated[float | None, Field(ge=0)]
+_Time = Annotated[float | None, Field(gt=0)]
 
 
 class RegistryError(ValueError):
@@ -32,121 +32,100 @@ class RegistryError(ValueError):
 def row_id(row: Mapping[str, Any]) -> str:
     """Identity of a row, derived from what was measured, how it was configured and where."""
     op = str(row["op"])
-    shape = "x".join(str(row["dims"][d]) for d in DIMS[op])
     sizes = row.get("tile") or {}
-    order = REQUIRED_TILE.get(op, ())
+    order = KERNELS[op].tile
     keys = [k for k in order if k in sizes] + sorted(k for k in sizes if k not in order)
     tile = ".".join(str(sizes[k]) for k in keys) or "-"
     herd = "x".join(map(str, row.get("herd") or ())) or "-"
     attrs = row.get("attrs") or {}
     flags = [k if v is True else f"{k}={v}" for k, v in sorted(attrs.items()) if v is not False]
-    parts = [op, shape, row.get("dtype_out", "bf16"), row["method"], tile]
+    parts = [op, shape_of(op, row["dims"]), row.get("dtype_out", "bf16"), row["method"], tile]
     parts += [herd, *flags, row["context"], row["provenance"]]
     if row.get("repeat", 1) > 1:
         parts.append(f"repeat{row['repeat']}")
     return ":".join(map(str, parts))
 
 
-@lru_cache(maxsize=1)
-def _model() -> Any:
-    from typing import Literal
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-    class Figures(BaseModel):
-        """Measured or modelled figures of one row."""
+class Figures(_Strict):
+    """Measured or modelled figures of one row."""
 
-        model_config = ConfigDict(extra="forbid", strict=True)
-        latency_us: float | None = Field(None, gt=0)
-        latency_us_max: float | None = Field(None, gt=0)
-        latency_estimated: bool | None = None
-        gflops: float | None = Field(None, ge=0)
-        gbps: float | None = Field(None, ge=0)
-        mean_rel_L1: float | None = Field(None, ge=0)  # noqa: N815 - the metric's published name
-        rel_err_max: float | None = Field(None, ge=0)
-        abs_err_max: float | None = Field(None, ge=0)
-        elements_over: int | None = Field(None, ge=0)
+    latency_us: _Time = None
+    latency_us_max: _Time = None
+    latency_estimated: bool | None = None
+    gflops: _Error = None
+    gbps: _Error = None
+    mean_rel_L1: _Error = None  # noqa: N815 - the metric's published name
+    rel_err_max: _Error = None
+    abs_err_max: _Error = None
+    elements_over: int | None = Field(None, ge=0)
 
-    class Tolerance(BaseModel):
-        """Gate: every element within atol + rtol*|reference|."""
 
-        model_config = ConfigDict(extra="forbid", strict=True)
-        rtol: float = Field(gt=0)
-        atol: float = Field(gt=0)
+class Tolerance(_Strict):
+    """Gate: every element within atol + rtol*|reference|."""
 
-    class RowModel(BaseModel):
-        """One row."""
+    rtol: float = Field(gt=0)
+    atol: float = Field(gt=0)
 
-        model_config = ConfigDict(extra="forbid", strict=True)
-        id: str
-        op: str
-        dims: dict[str, int]
-        dtype_in: Literal["bf16"] = "bf16"
-        dtype_out: Literal["bf16", "f32"] = "bf16"
-        method: str = Field(min_length=1)
-        tier: str | None = None
-        tile: dict[str, int] = Field(default_factory=dict)
-        herd: list[int] | None = Field(None, min_length=2, max_length=2)
-        attrs: dict[str, int | bool | str] = Field(default_factory=dict)
-        conditions: dict[str, int | float | str] = Field(default_factory=dict)
-        context: str
-        status: str
-        error: str | None = None
-        provenance: str
-        figures: Figures
-        tolerance: Tolerance | None = None
-        used_by: list[str] = Field(default_factory=list)
-        date: str = Field(pattern=r"^\d{4}-\d{2}(-\d{2})?$")
-        source: str = Field(min_length=1)
-        note: str | None = None
-        repeat: int = Field(1, ge=1)
 
-        @model_validator(mode="after")
-        def _consistent(self) -> Any:
-            if self.op not in DIMS:
-                raise ValueError(f"unknown operation {self.op!r}")
-            if set(self.dims) != set(DIMS[self.op]):
-                raise ValueError(f"dims must be {', '.join(DIMS[self.op])}")
-            for name, value, known in (
-                ("status", self.status, STATUSES),
-                ("context", self.context, CONTEXTS),
-                ("provenance", self.provenance, PROVENANCES),
-            ):
-                if value not in known:
-                    raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}")
-            if any(v < 1 for v in [*self.dims.values(), *self.tile.values(), *(self.herd or [])]):
-                raise ValueError("dims, tile and herd are positive")
-            if self.herd and (self.herd[0] > 8 or self.herd[1] > 8):
-                raise ValueError(f"herd {self.herd} is larger than the array")
-            if self.status in ("pass", "in_tier") and self.error:
-                raise ValueError("a row that passed has no error")
-            expected = row_id(self.model_dump())
-            if self.id != expected:
-                raise ValueError(f"id must be {expected!r}, derived from the row's content")
-            return self
+class RowModel(_Strict):
+    """One row."""
 
-    return RowModel
+    id: str
+    op: str
+    dims: dict[str, _Size]
+    dtype_in: Literal["bf16"] = "bf16"
+    dtype_out: Literal["bf16", "f32"] = "bf16"
+    method: str = Field(min_length=1)
+    tier: str | None = None
+    tile: dict[str, _Size] = Field(default_factory=dict)
+    herd: list[_Cores] | None = Field(None, min_length=2, max_length=2)
+    attrs: dict[str, int | bool | str] = Field(default_factory=dict)
+    conditions: dict[str, int | float | str] = Field(default_factory=dict)
+    context: Context
+    status: Status
+    error: str | None = None
+    provenance: Literal["published-silicon", "measured-silicon", "twin"]
+    figures: Figures
+    tolerance: Tolerance | None = None
+    used_by: list[str] = Field(default_factory=list)
+    date: str = Field(pattern=r"^\d{4}-\d{2}(-\d{2})?$")
+    source: str = Field(min_length=1)
+    note: str | None = None
+    repeat: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RowModel:
+        if self.op not in DIMS:
+            raise ValueError(f"unknown operation {self.op!r}")
+        if set(self.dims) != set(DIMS[self.op]):
+            raise ValueError(f"dims must be {', '.join(DIMS[self.op])}")
+        if self.status in ("pass", "in_tier") and self.error:
+            raise ValueError("a row that passed has no error")
+        expected = row_id(self.model_dump())
+        if self.id != expected:
+            raise ValueError(f"id must be {expected!r}, derived from the row's content")
+        return self
 
 
 def validate_row(row: Mapping[str, Any], where: str = "row") -> dict[str, Any]:
     """The row with only the fields that are set, in the order of the schema. Raises RegistryError."""
-    from pydantic import ValidationError
-
     try:
-        model = _model().model_validate(dict(row))
+        model = RowModel.model_validate(dict(row))
     except ValidationError as error:
-        details = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'row'}: {e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors()
-        )
-        raise RegistryError(f"{where}: {details}") from None
-    full: dict[str, Any] = model.model_dump(exclude_none=True)
-    if full["repeat"] == 1:
-        del full["repeat"]
-    for key in ("conditions", "attrs"):
-        if not full[key]:
-            del full[key]
-    return full
+        raise RegistryError(f"{where}: {'; '.join(map(_problem, error.errors()))}") from None
+    full = model.model_dump(exclude_none=True)
+    absent = {"repeat": 1, "conditions": {}, "attrs": {}}
+    return {key: value for key, value in full.items() if key not in absent or value != absent[key]}
+
+
+def _problem(error: Any) -> str:
+    field = ".".join(map(str, error["loc"])) or "row"
+    value = f" {error['input']!r}" if isinstance(error["input"], (str, int, float)) else ""
+    return f"{field}{value}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def validate_file(data: Any, path: Path) -> list[dict[str, Any]]:
@@ -158,16 +137,15 @@ def validate_file(data: Any, path: Path) -> list[dict[str, Any]]:
     op = data.get("op")
     if op != path.stem or op not in DIMS:
         raise RegistryError(f"{path}: op {op!r} must be the file's name and a known operation")
-    checked = []
-    seen: set[str] = set()
+    checked: dict[str, dict[str, Any]] = {}
     for i, row in enumerate(data["rows"]):
         where = f"{path}: rows[{i}]"
         if not isinstance(row, Mapping):
             raise RegistryError(f"{where}: must be an object")
         if row.get("op") != op:
             raise RegistryError(f"{where}: op {row.get('op')!r} belongs into {row.get('op')}.json")
-        checked.append(validate_row(row, f"{where} ({row.get('id', 'no id')})"))
-        if checked[-1]["id"] in seen:
-            raise RegistryError(f"{where}: duplicate of row {checked[-1]['id']}")
-        seen.add(checked[-1]["id"])
-    return checked
+        valid = validate_row(row, f"{where} ({row.get('id', 'no id')})")
+        if valid["id"] in checked:
+            raise RegistryError(f"{where}: duplicate of row {valid['id']}")
+        checked[valid["id"]] = valid
+    return list(checked.values())

@@ -19,7 +19,9 @@ _ROUNDED_US = 0.01
 
 def modelled_us(row: Mapping[str, Any]) -> float:
     """What the timing model says now for the configuration of a row, in microseconds."""
-    return TwinMeasurer().latency_us(config_of(row))
+    from npu_twin import timing
+
+    return timing.standalone_us(config_of(row))
 
 
 def is_stale(row: Mapping[str, Any]) -> bool:
@@ -60,14 +62,14 @@ def outranked(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for row in rows:
         if usable(row):
             groups.setdefault(request_of(row), []).append(row)
-    found: list[Mapping[str, Any]] = []
+    beaten: list[Mapping[str, Any]] = []
     for request, members in groups.items():
         if all(row["provenance"] == "twin" for row in members):
             best, _ = ranked(request, TwinMeasurer())[0]
             chosen = (best.method, dict(best.tile), best.herd)
             if all((r["method"], r["tile"], tuple(r["herd"])) != chosen for r in members):
-                found += members
-    return found
+                beaten += members
+    return beaten
 
 
 def stale_requests(root: Path) -> dict[Request, bool]:
@@ -75,9 +77,9 @@ def stale_requests(root: Path) -> dict[Request, bool]:
 
     The value tells whether the rows have error figures. Raises RegistryError.
     """
-    found: dict[Request, bool] = {}
+    requests: dict[Request, bool] = {}
     for rows in store.read_all(root).values():
         for row in [*filter(is_stale, rows), *outranked(rows)]:
             request = request_of(row)
-            found[request] = found.get(request, False) or "mean_rel_L1" in row["figures"]
-    return found
+            requests[request] = requests.get(request, False) or "mean_rel_L1" in row["figures"]
+    return requests

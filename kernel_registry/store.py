@@ -21,14 +21,9 @@ LOCK_LIMIT_S = 60.0
 FIGURE_NOISE = 1e-3
 
 
-def details_dir(root: Path) -> Path:
-    """Folder of the JSON files of a registry."""
-    return root / "details"
-
-
 def read(root: Path, op: str) -> Rows:
     """Checked rows of one kernel; empty when the registry has no such file. Raises RegistryError."""
-    path = details_dir(root) / f"{op}.json"
+    path = root / "details" / f"{op}.json"
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -44,7 +39,7 @@ def read(root: Path, op: str) -> Rows:
 
 def read_all(root: Path) -> dict[str, Rows]:
     """Checked rows of every kernel that has a file. Raises RegistryError, also for a file of no kernel."""
-    for path in sorted(details_dir(root).glob("*.json")):
+    for path in sorted((root / "details").glob("*.json")):
         if path.stem not in DIMS:
             raise RegistryError(f"{path}: {path.stem!r} is not a kernel; known: {', '.join(DIMS)}")
     return {op: rows for op in DIMS if (rows := read(root, op))}
@@ -57,8 +52,10 @@ def dump(op: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return f'{{"schema": {VERSION}, "op": "{op}", "rows": [\n{lines}\n]}}\n'
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader sees the old or the new text, never a part."""
+def write_text(path: Path, text: str) -> bool:
+    """Replace a file that differs, in one step: a reader sees the old or the new text, never a part."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -72,6 +69,7 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
+    return True
 
 
 @contextlib.contextmanager
@@ -81,7 +79,7 @@ def locked(root: Path, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
     """
     import fcntl
 
-    folder = details_dir(root)
+    folder = root / "details"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -113,17 +111,13 @@ def update(root: Path, op: str, change: Callable[[Rows], Rows]) -> Rows:
         double = {i for i in ids if ids.count(i) > 1}
         if double:
             raise RegistryError(f"duplicate rows: {', '.join(sorted(double))}")
-        path = details_dir(root) / f"{op}.json"
-        text = dump(op, after)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_text(path, text)
+        write_text(root / "details" / f"{op}.json", dump(op, after))
         return after
 
 
-_STAMPS = ("date", "used_by")
-
-
-def put(row: Mapping[str, Any], root: Path, *, replace: Callable[[Mapping[str, Any]], bool]) -> str:
+def put(
+    row: Mapping[str, Any], root: Path, *, replace: Callable[[Mapping[str, Any]], bool] = lambda old: False
+) -> str:
     """Add a row, or bring the present one up to date. Returns ``added``, ``updated`` or ``unchanged``.
 
     ``replace(old)`` tells which older rows the new one supersedes; their ``used_by`` tags are kept. A row
@@ -152,22 +146,10 @@ def put(row: Mapping[str, Any], root: Path, *, replace: Callable[[Mapping[str, A
 
 def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Equal but for date and tags; figures may differ in the last digits, as summation order does that."""
-    skip = (*_STAMPS, "figures")
-    if {k: v for k, v in a.items() if k not in skip} != {k: v for k, v in b.items() if k not in skip}:
-        return False
+    keys = (a.keys() | b.keys()) - {"date", "used_by", "figures"}
     one, other = a["figures"], b["figures"]
-    return one.keys() == other.keys() and all(
-        math.isclose(v, other[k], rel_tol=FIGURE_NOISE, abs_tol=1e-12) for k, v in one.items()
+    return (
+        all(a.get(k) == b.get(k) for k in keys)
+        and one.keys() == other.keys()
+        and all(math.isclose(v, other[k], rel_tol=FIGURE_NOISE, abs_tol=1e-12) for k, v in one.items())
     )
-
-
-def tag(root: Path, op: str, identity: str, used_by: Sequence[str]) -> None:
-    """Add ``used_by`` tags to an existing row."""
-
-    def change(rows: Rows) -> Rows:
-        for row in rows:
-            if row["id"] == identity:
-                row["used_by"] = sorted({*row.get("used_by", ()), *used_by})
-        return rows
-
-    update(root, op, change)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,6 @@ from kernel_registry.shapes import Request, RequestError
 if TYPE_CHECKING:
     from npu_twin.constraints import Config
 
-KERNEL_TIERS = {
-    "gemv": "f32_accumulate",
-    "silu_mul": "bf16_transcendental",
-    "gelu": "bf16_transcendental",
-    "flash_attention": "bf16_online_softmax",
-}
 VARIANTS = ("rms_norm", "rope", "flash_attention")
 """Kernels whose methods compute different things; of the others the fastest method of the tier is taken."""
 UNCONFIRMED = "K tiling not confirmed on silicon"
@@ -33,7 +28,6 @@ UNCONFIRMED = "K tiling not confirmed on silicon"
 class Outcome:
     """What a sweep did for one request: ``added``, ``updated``, ``unchanged`` or ``known``."""
 
-    request: Request
     outcome: str
     row_id: str
     latency_us: float | None
@@ -44,28 +38,19 @@ def candidates(request: Request) -> tuple[Config, ...]:
     """Legal configurations. Raises RequestError when there is none."""
     from npu_twin.constraints import legal_configs
 
-    found = legal_configs(
-        request.op,
-        request.dims,
-        method=request.method,
-        precision=request.tier,
-        causal=request.causal,
-    )
-    if not found:
+    variant: dict[str, Any] = {"method": request.method, "precision": request.tier, "causal": request.causal}
+    configs = legal_configs(request.op, request.dims, **variant)
+    if not configs:
         raise RequestError(f"{request}: no legal configuration; pad or split the shape")
-    return found
+    return configs
 
 
 def _preference(config: Config) -> tuple[float, ...]:
     """Order among configurations that the cost model cannot tell apart: more cores, two heads at a time,
     larger tiles, an inner K tile near 256, as published rows prefer.
     """
-    t = config.tile
-    area = 1.0
-    for key, value in t.items():
-        if not key.startswith("tile_k"):
-            area *= value
-    k = t.get("tile_k_l2", 256)
+    area = math.prod(size for key, size in config.tile.items() if not key.startswith("tile_k"))
+    k = config.tile.get("tile_k_l2", 256)
     heads = config.attrs.get("heads_per_unroll", 1)
     return (-config.cores, -config.herd[0], -heads, -area, max(k, 256) / min(k, 256))
 
@@ -77,21 +62,19 @@ def ranked(request: Request, measurer: Measurer) -> list[tuple[Config, Timed]]:
     """
     from npu_twin import timing
 
-    found = sorted(candidates(request), key=_preference)
-    if len(found) > measurer.shortlist:
-        found = sorted(found, key=timing.launch_us)[: measurer.shortlist]
-    timed = [measurer.times(config) for config in found]
-    known = [(t.cost_us, i) for i, t in enumerate(timed) if t is not None]
-    if not known:
+    configs = sorted(candidates(request), key=_preference)
+    if len(configs) > measurer.shortlist:
+        configs = sorted(configs, key=timing.launch_us)[: measurer.shortlist]
+    timed = [(config, times) for config in configs if (times := measurer.times(config)) is not None]
+    if not timed:
         raise MeasurementUnavailable(
-            f"{request}: none of {len(found)} legal configurations has a compiled kernel; "
-            f"the first is {found[0].describe()}"
+            f"{request}: none of {len(configs)} legal configurations has a compiled kernel; "
+            f"the first is {configs[0].describe()}"
         )
     # Differences below the measurer's resolution mean nothing: there the preference decides.
-    fastest = min(t for t, _ in known)
+    fastest = min(times.cost_us for _, times in timed)
     limit = fastest + max(measurer.resolution * fastest, measurer.resolution_us)
-    known.sort(key=lambda pair: (pair[0] > limit, pair[0] if pair[0] > limit else pair[1]))
-    return [(found[i], t) for _, i in known if (t := timed[i]) is not None]
+    return sorted(timed, key=lambda pair: max(limit, pair[1].cost_us))
 
 
 def _known(request: Request, root: Path) -> lookup.KernelConfig | None:
@@ -126,50 +109,42 @@ def sweep(
     MeasurementUnavailable or RegistryError.
     """
     if only_missing and (known := _known(request, root)) is not None:
-        if used_by and any(r["id"] == known.row_id for r in store.read(root, request.op)):
-            store.tag(root, request.op, known.row_id, used_by)
-        return Outcome(request, "known", known.row_id, known.latency_us, 0)
+        row = _row_of(known.row_id, request.op, root)
+        if used_by and row is not None:
+            store.put({**row, "used_by": used_by}, root)
+        return Outcome("known", known.row_id, known.latency_us, 0)
     measured = ranked(request, measurer)
     for config, times in measured:
-        latency = times.latency_us
-        row = build_row(request, config, latency, None, measurer, used_by)
-        has_numerics = _keep_numerics(row, root)
-        if with_numerics and not (keep_numerics and has_numerics):
-            numerics = measurer.numerics(config)
-            if numerics is not None:
-                row = build_row(request, config, latency, numerics, measurer, used_by)
-        outcome = _store(row, root)
+        row = build_row(request, config, times.latency_us, measurer, used_by)
+        old = _row_of(row["id"], request.op, root)
+        kept = keep_numerics and old is not None and "mean_rel_L1" in old["figures"]
+        numerics = measurer.numerics(config) if with_numerics and not kept else None
+        if numerics is not None:
+            _add_numerics(row, numerics)
+        elif old is not None:
+            row["figures"] = {**old["figures"], **row["figures"]}
+            row.update({k: old[k] for k in ("status", "tolerance", "note") if k in old})
+        outcome = store.put(row, root, replace=partial(_superseded, new=row))
         if row["status"] != "silent_corruption":
-            return Outcome(request, outcome, row["id"], latency, len(measured))
+            return Outcome(outcome, row["id"], times.latency_us, len(measured))
     raise MeasurementUnavailable(f"{request}: every configuration that runs gives wrong numbers")
 
 
-def _keep_numerics(row: dict[str, Any], root: Path) -> bool:
-    """Take over the error figures that the same row already has; False when it has none."""
-    for old in store.read(root, row["op"]):
-        if old["id"] == row["id"]:
-            row["figures"] = {**old["figures"], **row["figures"]}
-            row.update({k: old[k] for k in ("status", "tolerance", "note") if k in old})
-            return "mean_rel_L1" in old["figures"]
-    return False
-
-
-def _store(row: dict[str, Any], root: Path) -> str:
-    return store.put(row, root, replace=lambda old: _superseded(old, row))
+def _row_of(identity: str, op: str, root: Path) -> dict[str, Any] | None:
+    return next((row for row in store.read(root, op) if row["id"] == identity), None)
 
 
 def build_row(
     request: Request,
     config: Config,
-    latency: float,
-    numerics: Numerics | None,
+    latency_us: float,
     measurer: Measurer,
     used_by: Sequence[str],
 ) -> dict[str, Any]:
-    """The registry row of one measured configuration."""
-    figures: dict[str, Any] = {"latency_us": round(latency, 2)}
+    """The registry row of one measured configuration, without error figures."""
     row: dict[str, Any] = {
         "op": request.op,
+        "tier": request.precision if request.op == "gemm" else lookup.KERNELS[request.op].tier,
         "dims": request.dims,
         "dtype_out": request.output_dtype,
         "method": config.method,
@@ -179,24 +154,23 @@ def build_row(
         "context": "standalone",
         "status": "pass",
         "provenance": measurer.provenance,
-        "figures": figures,
+        "figures": {"latency_us": round(latency_us, 2)},
         "used_by": sorted(set(used_by)),
         "date": datetime.date.today().isoformat(),
         "source": measurer.source,
     }
-    row["tier"] = request.precision if request.op == "gemm" else KERNEL_TIERS.get(request.op, "bf16")
-    notes = [UNCONFIRMED] if measurer.provenance == "twin" and _unconfirmed_k_tiling(config) else []
-    if numerics is not None:
-        figures.update({k: _digits(v) for k, v in numerics.figures.items()})
-        figures["elements_over"] = numerics.elements_over
-        row["tolerance"] = dict(numerics.tolerance)
-        row["status"] = numerics.status
-        if numerics.elements_over:
-            notes.append(f"{numerics.elements_over} elements over the tolerance")
-    if notes:
-        row["note"] = "; ".join(notes)
-    row["id"] = row_id(row)
-    return row
+    if measurer.provenance == "twin" and _unconfirmed_k_tiling(config):
+        row["note"] = UNCONFIRMED
+    return {**row, "id": row_id(row)}
+
+
+def _add_numerics(row: dict[str, Any], numerics: Numerics) -> None:
+    figures = {name: float(f"{value:.4g}") for name, value in numerics.figures.items()}
+    row["figures"] |= {**figures, "elements_over": numerics.elements_over}
+    row |= {"tolerance": dict(numerics.tolerance), "status": numerics.status}
+    if numerics.elements_over:
+        over = f"{numerics.elements_over} elements over the tolerance"
+        row["note"] = "; ".join([*filter(None, [row.get("note")]), over])
 
 
 def _unconfirmed_k_tiling(config: Config) -> bool:
@@ -219,15 +193,12 @@ def _confirmed_k_tilings() -> frozenset[tuple[int, int, int]]:
     )
 
 
-def _digits(value: float | int) -> float | int:
-    return value if isinstance(value, int) else float(f"{value:.4g}")
-
-
 def _superseded(old: Any, new: Any) -> bool:
     """Whether ``new`` replaces ``old``: one row per shape, tier and variant of each measuring device."""
-    keys = ("provenance", "dims", "dtype_out", "tier", "context")
-    same = all(old.get(k) == new.get(k) for k in keys)
-    same = same and (old.get("attrs") or {}).get("causal") == (new.get("attrs") or {}).get("causal")
-    if new["op"] in VARIANTS:
-        same = same and old["method"] == new["method"]
-    return bool(same and new["provenance"] == "twin" and new["status"] != "silent_corruption")
+    keys = ["provenance", "dims", "dtype_out", "tier", "context", *["method"] * (new["op"] in VARIANTS)]
+    return bool(
+        new["provenance"] == "twin"
+        and new["status"] != "silent_corruption"
+        and all(old.get(k) == new.get(k) for k in keys)
+        and (old.get("attrs") or {}).get("causal") == (new.get("attrs") or {}).get("causal")
+    )

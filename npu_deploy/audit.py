@@ -10,14 +10,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npu_deploy.errors import USAGE, DeployError, environment
+
 if TYPE_CHECKING:
-    from llms.verify.gates.phase7.run import AuditRequest
-    from llms.verify.gates.phase7.types import Audit
+    from llms.verify.gates.phase7.types import Audit, AuditRequest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     from llms.checkpoints import CheckpointError
     from llms.llama_kernel_builder.exceptions import DriverUnavailable
     from llms.verify.contract.deployment import DeploymentError, find_folder
-    from llms.verify.gates.phase7.run import AuditRequest
+    from llms.verify.gates.phase7.types import AuditRequest
 
     if options.prompts < 1:
         parser.error("--prompts must be 1 or more: an empty gate is no gate")
@@ -62,8 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
             options.fault,
         )
         audit = _audited(request)
-    except (DeploymentError, CheckpointError, DriverUnavailable, KeyError) as error:
-        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+    except (DeploymentError, CheckpointError, DriverUnavailable, DeployError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     folder = write_audit(audit.payload(), begin, options.out)
     print(f"{audit.model}: {audit.verdict} on {audit.device}, {audit.checkpoint['label']}")
@@ -82,6 +82,7 @@ def _audited(request: AuditRequest) -> Audit:
     from pytest_npu.ledger import judging
 
     from llms.llama_kernel_builder import driver
+    from llms.llama_kernel_builder.deployment.session import ARTEFACTS_ENV
     from llms.llama_kernel_builder.deployment.watch import watch
     from llms.verify.gates.phase7.run import run_audit
     from llms.verify.gates.phase7.types import Setting
@@ -91,32 +92,22 @@ def _audited(request: AuditRequest) -> Audit:
     with ExitStack() as stack:
         if request.fault is not None:
             stack.enter_context(planted(request.fault))
-        stack.enter_context(NpuLock() if request.npu else _new_artefacts())
+        if request.npu:
+            stack.enter_context(NpuLock())
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-audit-"))
+            stack.enter_context(environment(ARTEFACTS_ENV, folder))
         return run_audit(request, setting)
 
 
 def planted(name: str) -> AbstractContextManager[Any]:
-    """A fault of the catalogue, as a context manager. Raises KeyError for an unknown name."""
+    """A fault of the catalogue, as a context manager. Raises DeployError for an unknown name."""
     from npu_twin import faults
 
-    return faults.find(name).plant()
-
-
-@contextmanager
-def _new_artefacts() -> Iterator[None]:
-    """Compile everything anew, in a folder of this audit."""
-    from llms.llama_kernel_builder.deployment.session import ARTEFACTS_ENV
-
-    before = os.environ.get(ARTEFACTS_ENV)
-    with tempfile.TemporaryDirectory(prefix="npu-audit-") as folder:
-        os.environ[ARTEFACTS_ENV] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[ARTEFACTS_ENV]
-            else:
-                os.environ[ARTEFACTS_ENV] = before
+    try:
+        return faults.find(name).plant()
+    except LookupError as error:
+        raise DeployError(f"--fault: {error.args[0]}", USAGE) from error
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from npu_deploy import folders
+from npu_deploy.answer import Answer
+from npu_deploy.audit import planted
 from npu_deploy.errors import BAD_CHECKPOINT, GATE_FAILED, NO_NPU, OK, USAGE, DeployError
 
 
@@ -24,62 +26,38 @@ class BisectRequest:
     fault: str | None = None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """JSON-able data, text, and the exit code: 0 nothing found, 1 an offender was named."""
-
-    data: dict[str, Any]
-    shown: str
-    exit_code: int
-
-    def text(self) -> str:
-        """Lines for a terminal."""
-        return self.shown
-
-
 def bisect_model(request: BisectRequest) -> Answer:
-    """Run it. Raises DeployError for a wrong request, a missing device or checkpoint, a foreign runner."""
+    """Run it; exit code 1 when an offender was named.
+
+    Raises DeployError for a wrong request, a missing device or checkpoint, a foreign runner.
+    """
+    from pytest_npu.device.lock import NpuLock
+
     from llms.checkpoints import CheckpointError
     from llms.llama_kernel_builder import driver
     from llms.llama_kernel_builder.exceptions import DriverUnavailable
     from llms.verify.contract.deployment import Deployment, DeploymentError
     from llms.verify.localise.find import PATHS, BisectNotOffered, find
-    from npu_deploy.folders import find as find_folder
 
     if request.path not in (None, *PATHS):
         raise DeployError(f"--path {request.path}: choose prefill or decode", USAGE)
-    folder = find_folder(request.model).folder
-    try:
-        driver.select(driver.NPU2 if request.npu else driver.TWIN)
-    except DriverUnavailable as error:
-        raise DeployError(str(error), NO_NPU) from error
+    folder = folders.find(request.model).folder
     with ExitStack() as stack:
-        if request.fault is not None:
-            stack.enter_context(_fault(request.fault))
         try:
+            driver.select(driver.NPU2 if request.npu else driver.TWIN)
+            if request.fault is not None:
+                stack.enter_context(planted(request.fault))
             opened = Deployment.from_folder(
                 folder, checkpoint=request.checkpoint, model_choice=request.choice
             )
             prompt = opened.encode(request.prompt) if request.prompt else None
-            lock = _lock() if request.npu else None
+            lock = NpuLock() if request.npu else None
             report = find(opened, prompt=prompt, path=request.path, steps=request.steps, device=lock)
+        except DriverUnavailable as error:
+            raise DeployError(str(error), NO_NPU) from error
         except CheckpointError as error:
             raise DeployError(str(error), BAD_CHECKPOINT) from error
         except (BisectNotOffered, DeploymentError) as error:
             raise DeployError(str(error), USAGE) from error
-    return Answer(report.payload(), report.text(), OK if report.offender is None else GATE_FAILED)
-
-
-def _fault(name: str) -> AbstractContextManager[Any]:
-    from npu_twin import faults
-
-    try:
-        return faults.find(name).plant()
-    except LookupError as error:
-        raise DeployError(f"--fault: {error.args[0]}", USAGE) from error
-
-
-def _lock() -> AbstractContextManager[Any]:
-    from pytest_npu.device.lock import NpuLock
-
-    return NpuLock()
+    lines = tuple(report.text().splitlines())
+    return Answer(report.payload(), lines, OK if report.offender is None else GATE_FAILED)

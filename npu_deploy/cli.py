@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from npu_deploy.answer import Answer
 
 EPILOG = (
     "Exit codes: 0 done, 1 a gate failed, 2 wrong usage, 3 architecture out of scope, 4 no usable NPU, "
@@ -60,9 +64,15 @@ def _guarded(work: Callable[[], int]) -> None:
     raise typer.Exit(code)
 
 
-def _show(as_json: bool, data: Any, text: str) -> int:
-    typer.echo(json.dumps(data, indent=1) if as_json else text)
-    return 0
+def _answered(as_json: bool, work: Callable[[], Answer]) -> None:
+    """Print what a command answers and end with its exit code."""
+
+    def shown() -> int:
+        answer = work()
+        typer.echo(json.dumps(answer.data, indent=1) if as_json else answer.text())
+        return answer.exit_code
+
+    _guarded(shown)
 
 
 @app.command(epilog=EPILOG)
@@ -80,11 +90,7 @@ def new(
     """Make the folder of a new model: code, gates, kernel rows, documents; no hand edit is needed."""
     from npu_deploy.new import new_model
 
-    def work() -> int:
-        made = new_model(source, name=name, target=target, dtype=dtype, into=into)
-        return _show(as_json, made.result, made.text())
-
-    _guarded(work)
+    _answered(as_json, lambda: new_model(source, name=name, target=target, dtype=dtype, into=into))
 
 
 @app.command("list", epilog=EPILOG)
@@ -94,11 +100,7 @@ def list_models(as_json: AsJson = False) -> None:
 
     models = all_models()
     if as_json:
-        rows = [
-            {"name": m.name, "folder": str(m.folder), "choices": m.choices, "default": m.default}
-            for m in models
-        ]
-        typer.echo(json.dumps(rows, indent=1))
+        typer.echo(json.dumps([asdict(model) for model in models], indent=1, default=str))
         return
     from rich.console import Console
     from rich.table import Table
@@ -139,15 +141,10 @@ def run(
     """Run the phase gates of a model in order and stop at the first that is not PASS."""
     from npu_deploy.run import RunRequest, run_all, run_model
 
-    def work() -> int:
-        request = RunRequest(
-            first, last, npu, checkpoint, choice, prompts, force=force, update_docs=update_docs, quiet=as_json
-        )
-        outcome = run_all(request) if every else run_model(model, request)
-        _show(as_json, outcome.result, outcome.text())
-        return outcome.exit_code
-
-    _guarded(work)
+    request = RunRequest(
+        first, last, npu, checkpoint, choice, prompts, force=force, update_docs=update_docs, quiet=as_json
+    )
+    _answered(as_json, lambda: run_all(request) if every else run_model(model, request))
 
 
 @app.command(epilog=EPILOG)
@@ -157,11 +154,7 @@ def status(
     """Show the ledger: the last verdict of every phase, and whether it still holds."""
     from npu_deploy.status import status_of
 
-    def work() -> int:
-        answer = status_of(model)
-        return _show(as_json, answer.data, answer.text())
-
-    _guarded(work)
+    _answered(as_json, lambda: status_of(model))
 
 
 @app.command(epilog=EPILOG)
@@ -175,11 +168,7 @@ def predict(
     """Predict TTFT and tokens/s from a configuration alone; needs no weights."""
     from npu_deploy.predict import predict_source
 
-    def work() -> int:
-        answer = predict_source(source, seq_len)
-        return _show(as_json, answer.data, answer.text())
-
-    _guarded(work)
+    _answered(as_json, lambda: predict_source(source, seq_len))
 
 
 @app.command(epilog=EPILOG)
@@ -187,11 +176,7 @@ def promote(as_json: AsJson = False) -> None:
     """List kernels and blocks that two or more models keep to themselves: candidates for the toolkit."""
     from npu_deploy.promote import candidates
 
-    def work() -> int:
-        answer = candidates()
-        return _show(as_json, answer.data, answer.text())
-
-    _guarded(work)
+    _answered(as_json, candidates)
 
 
 @app.command(epilog=EPILOG)
@@ -211,12 +196,8 @@ def bisect(
     """Compare every launch with its fp32 reference and name the first that is wrong; exit code 1 if any."""
     from npu_deploy.bisect import BisectRequest, bisect_model
 
-    def work() -> int:
-        answer = bisect_model(BisectRequest(model, prompt, path, steps, npu, checkpoint, choice, fault))
-        _show(as_json, answer.data, answer.text())
-        return answer.exit_code
-
-    _guarded(work)
+    request = BisectRequest(model, prompt, path, steps, npu, checkpoint, choice, fault)
+    _answered(as_json, lambda: bisect_model(request))
 
 
 @app.command()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llms.llama_kernel_builder.deployment import describe
 from llms.verify.contract.models import ModelFolder, report_root
-from npu_deploy.scaffold import RECORD
+from npu_deploy.scaffold import RECORD, render
 
 if TYPE_CHECKING:
     from pytest_npu.report.model import RunReport
@@ -53,6 +53,11 @@ class PhaseResult:
         """`phase 6 finalize`."""
         return f"phase {self.phase} {self.title}"
 
+    @property
+    def tests(self) -> str:
+        """How many tests had which outcome, else why none ran."""
+        return ", ".join(f"{count} {name}" for name, count in self.counts.items()) or self.reason or "-"
+
     def remaining_s(self, measured: bool) -> float:
         """Wall time without device time, where that is real."""
         return max(0.0, self.wall_s - (self.device_s if measured else 0.0))
@@ -63,7 +68,6 @@ class Facts:
     """Everything the documents of one run say."""
 
     model: ModelFolder
-    title: str
     phases: Sequence[PhaseResult]
     known: dict[int, str]
     device: str
@@ -73,7 +77,11 @@ class Facts:
     reasons: Sequence[str]
     config: ModelConfig | None
     report: RunReport | None
-    complete: bool
+
+    @property
+    def stopped(self) -> PhaseResult | None:
+        """The phase that the run came to an end at, None for a complete one."""
+        return next((result for result in self.phases if result.verdict != "PASS"), None)
 
 
 def home(model: ModelFolder, update_docs: bool | None) -> Path:
@@ -93,8 +101,8 @@ def write_all(facts: Facts, todo_home: Path) -> list[Path]:
     results.mkdir(parents=True, exist_ok=True)
     written = [
         _write_timing(results / "phase_timing.md", facts),
-        _write_state(todo_home, "TODO.md", facts, _todo(facts)),
-        _write_state(results, "progress.md", facts, _progress(facts)),
+        _write_state(todo_home, "TODO.md", facts),
+        _write_state(results, "progress.md", facts),
     ]
     if facts.run_folder is not None and (facts.run_folder / "evaluation_report.md").is_file():
         latest = results / "evaluation_report.md"
@@ -102,8 +110,15 @@ def write_all(facts: Facts, todo_home: Path) -> list[Path]:
         written.append(latest)
     if any(result.phase == 6 and result.verdict == "PASS" for result in facts.phases):
         written.append(_put(results / "phase6_finalize.md", _finalize(facts)))
-    written.append(_put(results / "handoff.md", _handoff(facts)))
+    written.append(_put(results / "handoff.md", [_rendered("handoff.md", facts)]))
     return written
+
+
+def _rendered(name: str, facts: Facts) -> str:
+    from pytest_npu.core.constants import PHASES
+
+    context = {"f": facts, "phases": list(PHASES.items()), "review": REVIEW}
+    return render(f"results/{name}.j2", context).rstrip("\n")
 
 
 def _put(path: Path, lines: Iterable[str]) -> Path:
@@ -120,7 +135,7 @@ def _write_timing(path: Path, facts: Facts) -> Path:
     if path.is_file():
         old = path.read_text(encoding="utf-8")
     else:
-        old = f"# {facts.title}: time per phase\n\n{TIMING_HEAD}"
+        old = f"# {facts.model.name}: time per phase\n\n{TIMING_HEAD}"
     measured = facts.device.endswith("(measured)")
     new = [
         f"| {r.phase} {r.title} | {r.start} | {r.end} | {r.wall_s / 60:.2f} | "
@@ -131,50 +146,17 @@ def _write_timing(path: Path, facts: Facts) -> Path:
     return _put(path, [old.rstrip("\n"), *new])
 
 
-def _write_state(target: Path, name: str, facts: Facts, state: Sequence[str]) -> Path:
+def _write_state(target: Path, name: str, facts: Facts) -> Path:
     """Replace what stands between the marks; the rest comes from the target, else from the model's folder."""
     path = target / name
     old = next((p for p in (path, facts.model.folder / name) if p.is_file()), None)
-    fresh = f"# {facts.title}\n\n{BEGIN}\n{END}\n"
+    fresh = f"# {facts.model.name}\n\n{BEGIN}\n{END}\n"
     text = old.read_text(encoding="utf-8") if old is not None else fresh
     if BEGIN not in text or END not in text.split(BEGIN, 1)[1]:
         text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
     before, rest = text.split(BEGIN, 1)
     _, after = rest.split(END, 1)
-    body = "\n".join(state)
-    return _put(path, [f"{before}{BEGIN}\n{body}\n{END}{after}"])
-
-
-def _todo(facts: Facts) -> list[str]:
-    from pytest_npu.core.constants import PHASES
-
-    lines = []
-    for number, title in PHASES.items():
-        verdict = facts.known.get(number)
-        done = verdict == "PASS"
-        tail = "" if done or verdict is None else f": {verdict}"
-        lines.append(f"- [{'x' if done else ' '}] phase {number} {title}{tail}")
-    if facts.reasons:
-        lines += ["", f"**{REVIEW}**", "", *(f"- [ ] {text}" for text in facts.reasons)]
-    if facts.warnings:
-        lines += ["", "Warnings of the last run:", "", *(f"- {text}" for text in facts.warnings)]
-    return lines
-
-
-def _progress(facts: Facts) -> list[str]:
-    from pytest_npu.core.constants import PHASES
-
-    lines = ["| phase | verdict |", "|---|---|"]
-    lines += [f"| {n} {title} | {facts.known.get(n, 'not run')} |" for n, title in PHASES.items()]
-    return [*lines, "", f"Last judged on {facts.device}, weights: {facts.checkpoint}."]
-
-
-def _verdict_rows(facts: Facts) -> list[str]:
-    lines = ["| phase | verdict | tests | wall |", "|---|---|---|---|"]
-    for r in facts.phases:
-        tests = ", ".join(f"{count} {name}" for name, count in r.counts.items()) or r.reason or "-"
-        lines.append(f"| {r.phase} {r.title} | {r.verdict} | {tests} | {r.wall_s:.1f} s |")
-    return lines
+    return _put(path, [f"{before}{BEGIN}\n{_rendered(name.lower(), facts)}\n{END}{after}"])
 
 
 def _finalize(facts: Facts) -> list[str]:
@@ -182,7 +164,7 @@ def _finalize(facts: Facts) -> list[str]:
 
     judged = next(result.end for result in facts.phases if result.phase == 6)
     head = f"Weights: {facts.checkpoint}. Judged {judged}; predictions are of that day."
-    lines = [f"# {facts.title}: phase 6, finalize", "", head, ""]
+    lines = [f"# {facts.model.name}: phase 6, finalize", "", head, ""]
     timing = timing_of(facts.report) if facts.report is not None else None
     lines += [
         "| | prompt | TTFT | tokens/s | ms per token | clock |",
@@ -215,10 +197,7 @@ def _finalize(facts: Facts) -> list[str]:
                     f"{silicon['decode_ms_per_token']:.1f} | npu2 (measured) |"
                 )
         lines += ["", *_against_reference(production or facts.config)]
-        lines += [
-            "",
-            f"{str(describe.share(facts.config))[:1].upper()}{str(describe.share(facts.config))[1:]}.",
-        ]
+        lines += ["", describe.share(facts.config).sentence()]
     if timing is not None and timing.rows:
         lines += ["", "## Breakdown of this run", "", "| section | kind | name | calls | ms | ms per call |"]
         lines.append("|---|---|---|---|---|---|")
@@ -232,15 +211,16 @@ def _finalize(facts: Facts) -> list[str]:
 
 def _against_reference(config: ModelConfig) -> list[str]:
     """Time per token relative to the reference model, next to the ratio of the weights read per token."""
-    mine, other = describe.speed(config), describe.speed(reference_config())
-    weights = [
+    reference = reference_config()
+    times = describe.speed(config).tpot_ms / describe.speed(reference).tpot_ms
+    weights, of_reference = (
         c.n_layers * (2 * c.emb_dim * (c.q_dim + c.kv_dim) + 3 * c.emb_dim * c.hidden_dim)
         + c.emb_dim * c.vocab_size
-        for c in (config, reference_config())
-    ]
+        for c in (config, reference)
+    )
     return [
-        f"One token takes {mine.tpot_ms / other.tpot_ms:.3g} times that of llama32_1b (both predicted, twin "
-        f"(modelled)), for {weights[0] / weights[1]:.3g} times the weights read per token."
+        f"One token takes {times:.3g} times that of llama32_1b (both predicted, twin (modelled)), for "
+        f"{weights / of_reference:.3g} times the weights read per token."
     ]
 
 
@@ -258,40 +238,6 @@ def production_config(facts: Facts) -> ModelConfig | None:
 
     config = getattr(load_adapter(facts.model.folder), "CONFIG", None)
     return config if isinstance(config, ModelConfig) else None
-
-
-def _handoff(facts: Facts) -> list[str]:
-    verdict = "complete" if facts.complete else "stopped"
-    lines = [f"# {facts.title}: hand-off ({verdict})", ""]
-    lines += [f"Device: {facts.device}. Weights: {facts.checkpoint}.", "", *_verdict_rows(facts), ""]
-    stopped = next((r for r in facts.phases if r.verdict != "PASS"), None)
-    if stopped is not None:
-        lines += [f"Stopped at {stopped.label}: {stopped.verdict}. {stopped.reason}".rstrip(), ""]
-    if facts.reasons:
-        lines += [f"## {REVIEW}", "", *(f"- {text}" for text in facts.reasons), ""]
-    if facts.warnings:
-        lines += ["## Warnings", "", *(f"- {text}" for text in facts.warnings), ""]
-    lines += ["## Where things are", ""]
-    if facts.run_folder is not None:
-        lines.append(f"- report of this run: `{facts.run_folder / 'report.html'}`")
-    lines += [
-        f"- code: `{facts.model.folder}`, verdicts: `npu-deploy status {facts.model.name}`",
-        "",
-        "## Next",
-        "",
-    ]
-    if stopped is not None:
-        lines.append(
-            f"1. Look at the failures in the report, then `npu-deploy run {facts.model.name} "
-            f"--from {stopped.phase}`."
-        )
-        return lines
-    lines += [
-        f"1. `npu-deploy doctor {facts.model.name}` says what a machine with an NPU needs for it.",
-        "2. Build the artefacts there with the mlir-air toolchain.",
-        f"3. `npu-deploy run {facts.model.name} --npu` judges the same phases on silicon.",
-    ]
-    return lines
 
 
 def _ms(value: Any) -> str:

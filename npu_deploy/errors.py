@@ -1,7 +1,8 @@
-"""The one exception of the deployment commands, and their exit codes."""
+"""The one exception of the deployment commands, their exit codes, and the environment they change."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -23,6 +24,20 @@ class DeployError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the process environment for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from pathlib import Path
 from llms.verify.contract.models import ModelFolder, model_folders
 from npu_deploy import scaffold
 
-RENDERED = ("README.md", "ARCHITECTURE.md", "Makefile", "gitignore")
+RENDERED = ("README.md", "ARCHITECTURE.md", "Makefile", ".gitignore")
+WRITTEN = ("TODO.md", "LESSONS.md")
 TITLES = {
     "llama32_1b": "Llama-3.2-1B",
     "qwen2": "Qwen2.5",
@@ -35,7 +36,7 @@ def texts(model: ModelFolder, only: tuple[str, ...] = RENDERED) -> dict[str, str
     others = sorted({hf_id for hf_id in model.choices.values() if hf_id != default})
     words = f"`{default}`" + (f"; also {', '.join(f'`{hf_id}`' for hf_id in others)}" if others else "")
     context |= {"choice": model.default, "source": f'"{default}"', "checkpoint_words": words}
-    return scaffold.rendered(context, only)
+    return {path: text for path, text in scaffold.rendered(context).items() if path in only}
 
 
 def refresh(model: ModelFolder) -> list[Path]:
@@ -43,10 +44,9 @@ def refresh(model: ModelFolder) -> list[Path]:
     from llms.checkpoints import write_atomically
 
     written = []
-    for path, text in texts(model, scaffold.DOCUMENTS).items():
+    for path, text in texts(model, RENDERED + WRITTEN).items():
         target = model.folder / path
-        rendered = path in ("README.md", "ARCHITECTURE.md", "Makefile", ".gitignore")
-        if target.is_file() and (not rendered or target.read_text(encoding="utf-8") == text):
+        if target.is_file() and (path in WRITTEN or target.read_text(encoding="utf-8") == text):
             continue
         write_atomically(target, text.encode())
         target.chmod(0o644)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llms.llama_kernel_builder.deployment import describe
 from npu_deploy import folders
+from npu_deploy.answer import Answer
 from npu_deploy.errors import BAD_CHECKPOINT, OUT_OF_SCOPE, DeployError
 
 _LONGEST = 12
-
-
-@dataclass(frozen=True)
-class Answer:
-    """JSON-able data and the same for people."""
-
-    data: dict[str, Any]
-    lines: tuple[str, ...]
-
-    def text(self) -> str:
-        """Lines for a terminal."""
-        return "\n".join(self.lines)
 
 
 def predict_source(source: str, seq_len: int = describe.SEQ_LEN) -> Answer:
@@ -44,12 +32,7 @@ def predict_source(source: str, seq_len: int = describe.SEQ_LEN) -> Answer:
     own = _own(sequence, config, expected.seq_len) if sequence is not None else None
     data = {
         "source": source,
-        "device": "twin (modelled)",
-        "seq_len": expected.seq_len,
-        "ttft_ms": expected.ttft_ms,
-        "tpot_ms": expected.tpot_ms,
-        "tps": expected.tps,
-        "expected_error": {"ttft": expected.ttft_error, "tpot": expected.tpot_error},
+        **expected.as_dict(),
         "breakdown": list(expected.breakdown),
         "share": part.as_dict(),
         "notes": list(expected.notes),

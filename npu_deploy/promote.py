@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_deploy import folders
-from npu_deploy.predict import Answer
+from npu_deploy.answer import Answer
 
 # What a model folder is made of anyway: the deployment contract and the files every folder has.
 _CONTRACT = {

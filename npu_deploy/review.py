@@ -61,13 +61,13 @@ def _rows(deployment: Deployment) -> tuple[int, int]:
     """Registry rows in use whose K tiling is unconfirmed, and rows that pass within their tier only."""
     from kernel_registry import registry_lookup
     from kernel_registry.sweep import UNCONFIRMED
-    from npu_deploy import rows
-    from npu_deploy.scaffold import generic_sequence
+    from llms.llama_kernel_builder.generic import generic_sequence
+    from llms.llama_kernel_builder.llama_loop import buckets_of, required_kernels
 
     config: ModelConfig = deployment.config()
     sequence = getattr(getattr(deployment.adapter, "inference", None), "SEQUENCE", None) or generic_sequence()
     unconfirmed = imprecise = 0
-    for need in rows.needed(sequence, config):
+    for need in required_kernels(sequence, config, buckets_of(config)):
         try:
             used = need.config()
         except registry_lookup.UnmeasuredShape:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,29 +12,10 @@ from npu_deploy.errors import PRECONDITION, DeployError
 if TYPE_CHECKING:
     from kernel_registry.shapes import Request
     from llms.llama_kernel_builder.kernels import Requirement
-    from llms.llama_kernel_builder.llama_loop import KernelSequence
-    from llms.llama_kernel_builder.model_config import ModelConfig
 
 # Operations up to which the twin also computes a row's error figures; larger shapes get their latency only,
 # so that a model of half a billion parameters takes seconds. Phase 1 judges every shape.
 NUMERICS_LIMIT = 3e7
-
-
-@dataclass(frozen=True)
-class SweptRows:
-    """What became of the required (kernel, shape) pairs."""
-
-    required: int
-    added: int
-    known: int
-    registry: Path
-
-
-def needed(sequence: KernelSequence, config: ModelConfig) -> tuple[Requirement, ...]:
-    """Every (kernel, shape) of the buckets that the model's positions allow, and of decode."""
-    from llms.llama_kernel_builder.llama_loop import buckets_of, required_kernels
-
-    return required_kernels(sequence, config, buckets_of(config))
 
 
 def check_writable(registry: Path) -> None:
@@ -50,8 +30,11 @@ def check_writable(registry: Path) -> None:
         )
 
 
-def sweep_rows(requirements: Sequence[Requirement], registry: Path, used_by: str) -> SweptRows:
-    """Add a row, provenance `twin`, for every shape that no registry has. Raises DeployError naming it."""
+def sweep_rows(requirements: Sequence[Requirement], registry: Path, used_by: str) -> dict[str, int]:
+    """Add a row, provenance `twin`, for every shape that no registry has; the numbers `required` and `added`.
+
+    Raises DeployError naming a shape that has no kernel.
+    """
     from kernel_registry import render
     from kernel_registry.measure import MeasurementUnavailable, TwinMeasurer
     from kernel_registry.schema import RegistryError
@@ -70,7 +53,7 @@ def sweep_rows(requirements: Sequence[Requirement], registry: Path, used_by: str
         if done.outcome == "known":
             _carry(request, done.row_id, registry, used_by)
     render.render(registry)  # known rows have a user more
-    return SweptRows(len(requirements), added, len(requirements) - added, registry)
+    return {"required": len(requirements), "added": added}
 
 
 def _carry(request: Request, row_id: str, registry: Path, used_by: str) -> None:
@@ -80,4 +63,4 @@ def _carry(request: Request, row_id: str, registry: Path, used_by: str) -> None:
     if any(row["id"] == row_id for row in store.read(registry, request.op)):
         return
     row = next(row for row in registry_lookup.rows(request.op, request.dims, registry) if row["id"] == row_id)
-    store.put({**row, "used_by": [used_by]}, registry, replace=lambda old: False)
+    store.put({**row, "used_by": [used_by]}, registry)

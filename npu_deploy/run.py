@@ -18,6 +18,7 @@ from pytest_npu.ledger import store as ledger
 
 from llms.verify.contract.models import ROOT, ModelFolder, report_root
 from npu_deploy import documents, folders, review
+from npu_deploy.answer import Answer
 from npu_deploy.documents import PhaseResult
 from npu_deploy.errors import (
     GATE_FAILED,
@@ -58,20 +59,7 @@ class RunRequest:
     quiet: bool = False
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Exit code, JSON-able result and the same for people."""
-
-    exit_code: int
-    result: dict[str, Any]
-    lines: tuple[str, ...]
-
-    def text(self) -> str:
-        """Lines for a terminal."""
-        return "\n".join(self.lines)
-
-
-def run_all(request: RunRequest) -> Outcome:
+def run_all(request: RunRequest) -> Answer:
     """Run every model, one after the other; the exit code is the first that is not 0."""
     outcomes = []
     for model in folders.all_models():
@@ -79,16 +67,14 @@ def run_all(request: RunRequest) -> Outcome:
             outcomes.append(run_model(str(model.folder), request))
         except DeployError as error:
             row = {"model": model.name, "verdict": "FAIL", "error": str(error), "exit_code": error.exit_code}
-            outcomes.append(Outcome(error.exit_code, row, (f"{model.name}: error: {error}",)))
-    codes = [outcome.exit_code for outcome in outcomes if outcome.exit_code != OK]
+            outcomes.append(Answer(row, (f"{model.name}: error: {error}",), error.exit_code))
+    code = next((outcome.exit_code for outcome in outcomes if outcome.exit_code != OK), OK)
     lines = [line for outcome in outcomes for line in (*outcome.lines, "")]
-    return Outcome(
-        codes[0] if codes else OK, {"models": [outcome.result for outcome in outcomes]}, tuple(lines)
-    )
+    return Answer({"models": [outcome.data for outcome in outcomes]}, tuple(lines), code)
 
 
 @ledger_errors()
-def run_model(name: str | None, request: RunRequest) -> Outcome:
+def run_model(name: str | None, request: RunRequest) -> Answer:
     """Run one model. Raises DeployError for what keeps the run from starting."""
     if name is None:
         raise DeployError("name a model, or say --all", USAGE)
@@ -130,7 +116,7 @@ def run_model(name: str | None, request: RunRequest) -> Outcome:
         "warnings": list(facts.warnings),
         "wall_s": round(time.time() - begin, 1),
     }
-    return Outcome(exit_code, result, tuple(_summary(facts, results, result)))
+    return Answer(result, tuple(_summary(facts, results, result)), exit_code)
 
 
 def phases_with_tests(model: ModelFolder) -> set[int]:
@@ -250,7 +236,6 @@ def _facts(
     config = deployment.config()
     return documents.Facts(
         model,
-        model.name,
         results,
         known,
         device,
@@ -260,7 +245,6 @@ def _facts(
         review.reasons(deployment, report) if report is not None else [],
         config if isinstance(config, ModelConfig) else None,
         report,
-        all(result.verdict == "PASS" for result in results),
     )
 
 

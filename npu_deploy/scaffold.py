@@ -8,17 +8,15 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llms.llama_kernel_builder.deployment import describe
-from llms.verify.contract.models import ROOT
-from npu_deploy import folders, gate_tests, rows
+from llms.llama_kernel_builder.generic import generic_sequence
+from llms.verify.contract.models import ROOT, in_checkout, remember
+from npu_deploy import rows
 from npu_deploy.checks import Candidate
-from npu_deploy.errors import PRECONDITION, USAGE, DeployError
+from npu_deploy.errors import PRECONDITION, USAGE, DeployError, environment
 
 if TYPE_CHECKING:
     from llms.llama_kernel_builder.llama_loop import KernelSequence
@@ -26,32 +24,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates" / "model"
 RECORD = "deployment.json"
-# template -> path in the folder; `{m}` is the model's name
-_FILES = {
-    "__init__.py": "__init__.py",
-    "weights.py": "{m}_weights.py",
-    "prefill.py": "{m}_prefill.py",
-    "decode.py": "{m}_decode.py",
-    "inference.py": "{m}_inference.py",
-    "verify_adapter.py": "verify_adapter.py",
-    "Makefile": "Makefile",
-    "gitignore": ".gitignore",
-    "README.md": "README.md",
-    "ARCHITECTURE.md": "ARCHITECTURE.md",
-    "TODO.md": "TODO.md",
-    "LESSONS.md": "LESSONS.md",
-}
-DOCUMENTS = tuple(key for key in _FILES if not key.endswith(".py"))
-
-
-@dataclass(frozen=True)
-class Scaffold:
-    """A finished model folder."""
-
-    name: str
-    folder: Path
-    rows: rows.SweptRows
-    deviations: tuple[str, ...]
 
 
 def model_name(source: str, wanted: str | None) -> str:
@@ -70,7 +42,8 @@ def model_name(source: str, wanted: str | None) -> str:
 
 def place(name: str, into: Path | None) -> Path:
     """Where the folder will be. Raises DeployError when it exists or cannot be written."""
-    parent = into.expanduser().absolute() if into is not None else folders.default_parent()
+    default = ROOT if in_checkout() else Path.cwd()
+    parent = into.expanduser().absolute() if into is not None else default
     folder = parent / name
     if folder.exists():
         raise DeployError(f"{folder} exists; choose another name with --name, or remove it", PRECONDITION)
@@ -87,33 +60,14 @@ def registry_of(folder: Path) -> Path:
     return registry_lookup.roots()[0] if folder.parent == ROOT else folder / "kernel_registry"
 
 
-def generic_sequence() -> KernelSequence:
-    """The kernel sequence that a scaffolded model has; its layer functions are the model's own."""
-    from llms.llama_kernel_builder import elfs
-    from llms.llama_kernel_builder.layer import Layer
-    from llms.llama_kernel_builder.llama_loop import KernelSequence
-
-    def prefill_blocks(config: ModelConfig, seq_len: int) -> Layer:
-        return Layer(
-            qkv=elfs.qkv_of(config)[0](config, seq_len),
-            attention=elfs.flash_attn(config, seq_len),
-            ffn=elfs.o_ffn(config, seq_len),
-        )
-
-    def decode_blocks(config: ModelConfig) -> Layer:
-        return Layer(qkv=elfs.qkv_of(config)[1](config), ffn=elfs.o_gemv_ffn(config))
-
-    def run_nothing(*_arguments: Any) -> Any:
-        raise RuntimeError("this sequence describes a model, it does not run one")
-
-    return KernelSequence(prefill_blocks, run_nothing, decode_blocks, run_nothing, elfs.lm_head_gemv)
-
-
-def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold:
+def make(candidate: Candidate, name: str, folder: Path, source: str) -> dict[str, int]:
     """Stage the folder, sweep its rows, compile everything for the twin, move it into place.
 
-    Whatever fails leaves no folder. Raises DeployError.
+    Whatever fails leaves no folder. Returns what became of the kernel rows. Raises DeployError.
     """
+    from kernel_registry.registry_lookup import ENV
+    from llms.llama_kernel_builder.llama_loop import buckets_of, required_kernels
+
     local = folder.parent != ROOT
     folder.parent.mkdir(parents=True, exist_ok=True)
     registry = registry_of(folder)
@@ -124,9 +78,11 @@ def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold
     try:
         swept_into = stage / "kernel_registry" if local else registry
         sequence = generic_sequence()
-        requirements = rows.needed(sequence, candidate.config)
-        swept = rows.sweep_rows(requirements, swept_into, name)
-        with _registry(swept_into):
+        needs = required_kernels(sequence, candidate.config, buckets_of(candidate.config))
+        swept = rows.sweep_rows(needs, swept_into, name)
+        # lookups see a registry that is not in its place yet
+        named = os.environ.get(ENV)
+        with environment(ENV, os.pathsep.join(filter(None, [str(swept_into), named]))):
             _compile(sequence, candidate.config)
         context = context_of(candidate.config, name, title_of(source, name), local=local)
         context |= {
@@ -138,7 +94,6 @@ def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold
             target = stage / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
-        gate_tests.write(stage / "tests")
         (stage / RECORD).write_text(_record(candidate, name, source), encoding="utf-8")
         stage.chmod(0o755)
         stage.rename(folder)
@@ -146,10 +101,8 @@ def make(candidate: Candidate, name: str, folder: Path, source: str) -> Scaffold
         shutil.rmtree(stage, ignore_errors=True)
         raise
     if local:
-        folders.remember(folder)
-    from llms.llama_kernel_builder.device_config import deviations
-
-    return Scaffold(name, folder, swept, tuple(deviations(candidate.config)))
+        remember(folder)
+    return swept
 
 
 def _clear_stages(parent: Path) -> None:
@@ -173,8 +126,7 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
     from llms.llama_kernel_builder.device_config import attends_on_device, deviations, ffn_form
     from llms.llama_kernel_builder.elfs import qkv_of
 
-    bucket = 128
-    prefill, decode, partitions = describe.elf_rows(generic_sequence(), config, bucket)
+    prefill, decode, partitions = describe.elf_rows(generic_sequence(), config, seq_len=128)
     table = ["| ELF | launches |", "|---|---|"]
     traits = [
         text
@@ -192,7 +144,6 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
         "name": name,
         "title": title,
         "local": local,
-        "own_registry": local,
         "package": name if local else f"llms.{name}",
         "model_mk": (ROOT / "model.mk").read_text(encoding="utf-8"),
         "c": config,
@@ -210,7 +161,7 @@ def context_of(config: ModelConfig, name: str, title: str, *, local: bool) -> di
         "prefill_table": "\n".join([*table, *prefill]),
         "decode_table": "\n".join([*table, *decode]),
         "partitions": partitions,
-        "share": f"{str(describe.share(config))[0].upper()}{str(describe.share(config))[1:]}.",
+        "share": describe.share(config).sentence(),
         "deviations": deviations(config),
         "phases": list(PHASES.items()),
     }
@@ -225,23 +176,32 @@ def _family_words(config: ModelConfig) -> str:
         words.append(f"{config.rope_scaling.kind} RoPE scaling by {config.rope_scaling.factor:g}")
     if config.q_dim != config.emb_dim:
         words.append(f"queries {config.q_dim} wide in a model {config.emb_dim} wide")
-    return ", ".join(words).capitalize()[:1].upper() + ", ".join(words)[1:] + "."
+    text = ", ".join(words)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
-def rendered(context: dict[str, Any], only: tuple[str, ...] = tuple(_FILES)) -> dict[str, str]:
-    """Path in the folder -> text."""
+def rendered(context: dict[str, Any]) -> dict[str, str]:
+    """Path in the folder -> text; the templates lie as the files do, `NAME` is the model's name."""
+    paths = sorted(path.relative_to(TEMPLATES).as_posix() for path in TEMPLATES.rglob("*.j2"))
+    return {
+        path.removesuffix(".j2").replace("NAME", context["name"]): render(f"{TEMPLATES.name}/{path}", context)
+        for path in paths
+    }
+
+
+def render(template: str, context: dict[str, Any]) -> str:
+    """Text of a template of this package."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES.parent),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    name = context["name"]
-    return {_FILES[key].format(m=name): environment.get_template(f"{key}.j2").render(context) for key in only}
+    return environment.get_template(template).render(context)
 
 
 def _text(source: str) -> str:
@@ -261,22 +221,6 @@ def _record(candidate: Candidate, name: str, source: str) -> str:
         "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     return json.dumps(record, indent=1) + "\n"
-
-
-@contextmanager
-def _registry(root: Path) -> Iterator[None]:
-    """Let lookups see a registry that is not in its place yet."""
-    from kernel_registry.registry_lookup import ENV
-
-    before = os.environ.get(ENV)
-    os.environ[ENV] = os.pathsep.join([str(root), *([before] if before else [])])
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[ENV]
-        else:
-            os.environ[ENV] = before
 
 
 def _compile(sequence: KernelSequence, config: ModelConfig) -> None:

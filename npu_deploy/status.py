@@ -9,8 +9,8 @@ from pytest_npu.ledger import store as ledger
 from llms.llama_kernel_builder.deployment import describe
 from llms.verify.contract.models import ModelFolder
 from npu_deploy import folders
+from npu_deploy.answer import Answer
 from npu_deploy.errors import ledger_errors
-from npu_deploy.predict import Answer
 
 
 def status_of(model: str | None) -> Answer:
@@ -43,7 +43,8 @@ def model_status(model: ModelFolder) -> dict[str, Any]:
         config = deployment.config()
         extra = {"checkpoint": deployment.checkpoint.label}
         if isinstance(config, ModelConfig):
-            extra |= {"deviations": deviations(config), "share": describe.share(config).as_dict()}
+            share = describe.share(config)
+            extra |= {"deviations": deviations(config), "share": share.as_dict(), "share_text": str(share)}
     except LedgerError as error:
         problem = str(error)
     phases = []
@@ -103,10 +104,4 @@ def _lines(row: dict[str, Any]) -> list[str]:
         head = f"  phase {phase['phase']} {phase['title']:11} {phase['verdict'] or '-':11} {state:24} {where}"
         lines.append(head.rstrip())
     lines += [f"  deviation: {line}" for line in row.get("deviations") or ()]
-    if row.get("share"):
-        part = row["share"]
-        lines.append(
-            f"  device's share of the operations: {part['prefill']:.1%} of a prefill of {part['seq_len']} "
-            f"tokens, {part['decode']:.1%} of a decode step"
-        )
-    return lines
+    return lines + [f"  {row['share_text']}"] * ("share_text" in row)

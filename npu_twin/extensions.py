@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
 REFERENCES = "npu_kernel_references"
 """Group of modules with plain fp32 references, inputs, metrics and tolerances of the kernels."""
+
+MODEL_CONFIG = "npu_model_config"
+"""Group of readers of model configurations: what a config.json says, by the toolkit's names of sizes."""
 
 
 class ExtensionMissing(LookupError):
@@ -37,3 +41,11 @@ def kernel_references() -> Any:
     `offenders`, `tolerance`. It shares no code with the twin. Raises ExtensionMissing.
     """
     return extension(REFERENCES, "fp32")
+
+
+def model_config(fields: Mapping[str, Any]) -> Any:
+    """What the fields of a Hugging Face config.json say: an object with `n_layers`, `emb_dim`, `n_heads`,
+    `n_kv_heads`, `head_dim`, `hidden_dim`, `vocab_size`, `qkv_bias` and `qk_norm`. Raises ExtensionMissing,
+    and what the reader raises for a configuration out of its scope.
+    """
+    return extension(MODEL_CONFIG, "hugging_face")(fields)

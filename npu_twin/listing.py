@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from npu_twin.exceptions import ListingError
 from npu_twin.memory import ITEMSIZE
-from npu_twin.opset import OPS, OperandSpec, Signature
+from npu_twin.ops import OPS
+from npu_twin.opset import OperandSpec, Signature
 
 FORMAT = "npu2-program-listing"
 VERSION = 1

@@ -7,7 +7,6 @@ the public amdxdna kernel driver (0x17f0 is Strix). Texts of the queries: XRT 2.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 NAME = "NPU Strix (twin, modelled)"
 BDF = "0000:c5:00.1"
@@ -25,23 +24,20 @@ MAX_BO_BYTES = 1 << 32
 """Largest buffer object: device addresses within one buffer are 32 bits wide."""
 
 
-@dataclass(frozen=True)
-class Npu2:
-    """Geometry of the array. Sizes in bytes."""
-
-    columns: int = 8
-    rows: int = 4
-    l1_bytes: int = 64 * 1024
-    l2_bytes_per_column: int = 512 * 1024
-    shim_channels_per_column: int = 2
-
-    @property
-    def tiles(self) -> int:
-        """Number of compute tiles."""
-        return self.columns * self.rows
-
-
-DEVICE = Npu2()
+COLUMNS = 8
+ROWS = 4
+TILES = COLUMNS * ROWS
+"""Compute tiles."""
+L1_BYTES = 64 * 1024
+"""Memory of one compute tile."""
+L2_BYTES = 512 * 1024
+"""Memory of one column's memory tile."""
+SHIM_STREAMS = 2 * COLUMNS
+"""Host-to-array channels of the whole array, two per column; as many run the other way."""
+MAX_REPEAT = 255
+"""Repeats of one queue push of a descriptor."""
+MAX_STRIDE = 1048576
+"""Largest stride of a descriptor, in elements."""
 
 
 def info(query: str) -> str:
@@ -83,7 +79,7 @@ _JSON: dict[str, dict[str, object]] = {
     "platform": {
         "platforms": [
             {
-                "static_region": {"name": NAME, "total_columns": str(DEVICE.columns)},
+                "static_region": {"name": NAME, "total_columns": str(COLUMNS)},
                 "status": {"power_mode": "default"},
                 "electrical": _ELECTRICAL,
             }

@@ -1,18 +1,28 @@
-"""Signatures of the kernels that a program listing can launch: dimensions, methods and operand shapes.
+"""What an operation of a program listing consists of: operands, datapath, rules, configurations and cost.
 
 The vocabulary follows the leaf kernels of the public mlir-air LLM examples (Xilinx/mlir-air e972f2942,
-``programming_examples``). Shapes here are what the kernel's interface fixes; which tiles the device can
-place is the business of ``npu_twin.constraints``.
+``programming_examples``). The operations themselves are the modules of ``npu_twin.ops``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from npu_twin.datapath.arithmetic import Arithmetic
+    from npu_twin.listing import Launch
+    from npu_twin.memory import OperandView
 
 Access = Literal["read", "write"]
-Shape = tuple[int, ...]
+Dims = Mapping[str, int]
+Values = Mapping[str, float]
+"""Parameters of the timing model: name to value."""
+ShowsAs = Literal["build", "compile", "place", "hang", "runtime", "silent"]
+"""How the real tool chain shows a broken rule: the builder refuses, the compiler fails, placement fails, the
+run ends in a time-out, the run fails, or the numbers are wrong without an error.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,7 @@ class OperandSpec:
     it.
     """
 
-    shape: Shape
+    shape: tuple[int, ...]
     dtype: str = "bf16"
     access: Access = "read"
 
@@ -29,120 +39,123 @@ class OperandSpec:
 Signature = Mapping[str, OperandSpec]
 
 
-@dataclass(frozen=True)
-class OpSpec:
-    """One operation: the dimensions it needs, its methods and the operands that follow from them.
-
-    ``methods`` is empty for an operation with one implementation; such a launch may name any method.
-    """
-
-    dims: tuple[str, ...]
-    methods: tuple[str, ...]
-    signature: Callable[[Mapping[str, int], str, Mapping[str, int]], Signature]
-    rounding: str = "floor"
+def read(*shape: int) -> OperandSpec:
+    """A bf16 operand that the launch reads."""
+    return OperandSpec(shape)
 
 
-def _r(*shape: int, dtype: str = "bf16") -> OperandSpec:
-    return OperandSpec(shape, dtype, "read")
-
-
-def _w(*shape: int, dtype: str = "bf16") -> OperandSpec:
+def write(*shape: int, dtype: str = "bf16") -> OperandSpec:
+    """An operand that the launch writes."""
     return OperandSpec(shape, dtype, "write")
 
 
-def _gemm(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    M, K, N = d["M"], d["K"], d["N"]
-    operands = {
-        "a": _r(M, K),
-        "b": _r(K, N),
-        "out": _w(M, N, dtype="f32" if method == "external" else "bf16"),
-    }
-    if method == "fused-cast":
-        operands["scratch"] = _w(M, N, dtype="f32")
-    return operands
+class LaunchLike(Protocol):
+    """The part of a launch that rules and cost read; ``npu_twin.listing.Launch`` and ``Config`` have it."""
+
+    @property
+    def op(self) -> str:
+        """Operation of the kernel vocabulary, e.g. ``gemm``."""
+
+    @property
+    def method(self) -> str:
+        """Implementation, e.g. ``fused-cast``."""
+
+    @property
+    def dims(self) -> Dims:
+        """Problem dimensions by name."""
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Attributes, e.g. ``causal``."""
+
+    @property
+    def tile(self) -> Mapping[str, int]:
+        """Tile sizes by name."""
+
+    @property
+    def herd(self) -> tuple[int, int]:
+        """Cores along the columns and the rows of the array."""
+
+    @property
+    def name(self) -> str:
+        """Name within the program."""
 
 
-def _gemv(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    return {"w": _r(d["M"], d["K"]), "x": _r(d["K"]), "out": _w(d["M"])}
+@dataclass(frozen=True)
+class Config:
+    """One configuration of a kernel at a shape: reads like a launch, but has no operands."""
+
+    op: str
+    method: str
+    dims: Dims
+    tile: Mapping[str, int] = field(default_factory=dict)
+    herd: tuple[int, int] = (8, 1)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def cores(self) -> int:
+        """Number of cores in use."""
+        return self.herd[0] * self.herd[1]
+
+    def describe(self) -> str:
+        """One line: method, tiles, herd and the attributes that belong to the tiling."""
+        parts = [f"{k}={v}" for k, v in self.tile.items()]
+        parts += [
+            f"{k}={self.attrs[k]}" for k in ("heads_per_unroll", "num_cascade_stages") if k in self.attrs
+        ]
+        return f"{self.method} {' '.join(parts)} herd {self.herd[0]}x{self.herd[1]}".replace("  ", " ")
 
 
-def _gemv_add(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    return {"w": _r(d["M"], d["K"]), "x": _r(d["K"]), "residual": _r(d["M"]), "out": _w(d["M"])}
+@dataclass(frozen=True)
+class Finding:
+    """A broken rule: rule id, sentence, values. ``shows_as`` overrides the rule's own."""
+
+    rule_id: str
+    message: str
+    values: Mapping[str, Any]
+    shows_as: ShowsAs | None = None
 
 
-def _norm_gateup_swiglu(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    emb, hidden = d["emb"], d["hidden"]
-    return {"packed": _r(2, emb), "w": _r(2 * hidden, emb), "out": _w(hidden)}
+Findings = Iterator[Finding]
 
 
-def _rms_norm(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    M, N = d["M"], d["N"]
-    return {"x": _r(M, N), "w": _r(N), "out": _w(M, N)}
+@dataclass(frozen=True)
+class Op:
+    """One operation: what the listing, the device, the compiler and the clock must know of it.
 
+    Attributes:
+        dims: names of its dimensions, in the order of the listing.
+        signature: operands that follow from dimensions, method and tile. ValueError for an impossible tile.
+        prepare: binds a launch to its operands and returns the closure that computes it.
+        check: yields every broken rule of one launch; the second argument names rules switched on.
+        space: configurations worth a sweep, legal or not: dimensions, method (empty for any), attributes.
+        work: microseconds of one loaded launch; the flag says that it is a program of its own, not a part.
+        methods: empty for an operation with one implementation; such a launch may name any method.
+        rounding: mode of its cores: nearest even where they multiply matrices, else the reset mode.
+        tile_keys: tile sizes without which nothing can be checked.
+        fill: parameter of the first data on their way, empty where none are waited for.
+        load: parameter of loading it, where that is not a matter of the tiles it occupies.
+        whole_array: occupies every tile, whatever its herd.
+        one_row: multiplies matrices with a vector, as programs of one row (decode) do.
+        one_stream: its one long input arrives while the launch is still being loaded.
+        usual: configurations to prefer where any of them is legal.
+        second_launch: microseconds of a launch that a method appends, loading included; 0 for one launch.
+    """
 
-def _layer_norm(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    M, N = d["M"], d["N"]
-    return {"x": _r(M, N), "w": _r(N), "b": _r(N), "out": _w(M, N)}
-
-
-def _rope(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    shape = (d["rows"], d["head_dim"])
-    return {"x": _r(*shape), "table": _r(*shape), "out": _w(*shape)}
-
-
-def _flash_attention(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    lq, lk, hd, qh, kvh = d["lq"], d["lk"], d["head_dim"], d["q_heads"], d["kv_heads"]
-    if method == "seq_first":
-        kv = _r(lk, kvh * hd)
-        return {"q": _r(lq, qh * hd), "k": kv, "v": kv, "out": _w(lq, qh * hd)}
-    dv_tile = tile.get("dv_tile", hd)
-    chunks, rest = divmod(hd, dv_tile)
-    if rest:
-        raise ValueError(f"head_dim {hd} is not a multiple of dv_tile {dv_tile}")
-    return {
-        "q": _r(qh, lq, hd),
-        "k": _r(kvh, lk, hd),
-        "v": _r(kvh * chunks, lk, dv_tile),
-        "out": _w(qh * chunks, lq, dv_tile),
-    }
-
-
-def _eltwise_add(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    return {"a": _r(d["n"]), "b": _r(d["n"]), "out": _w(d["n"])}
-
-
-def _bias_add(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    rows, n = d["rows"], d["n"]
-    return {"x": _r(rows, n), "bias": _r(n), "out": _w(rows, n)}
-
-
-def _silu_mul(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    return {"gate": _r(d["n"]), "up": _r(d["n"]), "out": _w(d["n"])}
-
-
-def _gelu(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> Signature:
-    return {"x": _r(d["n"]), "out": _w(d["n"])}
-
-
-_MATMUL = "nearest_even"
-
-OPS: Mapping[str, OpSpec] = {
-    "gemm": OpSpec(("M", "K", "N"), ("drain", "fused-cast", "direct", "external"), _gemm, _MATMUL),
-    "gemv": OpSpec(("M", "K"), ("external",), _gemv, _MATMUL),
-    "gemv_add": OpSpec(("M", "K"), ("cascade",), _gemv_add, _MATMUL),
-    "norm_gateup_swiglu": OpSpec(("emb", "hidden"), ("cascade",), _norm_gateup_swiglu),
-    "rms_norm": OpSpec(("M", "N"), ("weighted", "weighted_bf16_sum"), _rms_norm),
-    "layer_norm": OpSpec(("M", "N"), ("affine",), _layer_norm),
-    "rope": OpSpec(("rows", "head_dim"), ("half_split", "interleaved"), _rope),
-    "flash_attention": OpSpec(
-        ("lq", "lk", "head_dim", "q_heads", "kv_heads"),
-        ("seq_first", "head_first"),
-        _flash_attention,
-        _MATMUL,
-    ),
-    "eltwise_add": OpSpec(("n",), (), _eltwise_add),
-    "bias_add": OpSpec(("rows", "n"), (), _bias_add),
-    "silu_mul": OpSpec(("n",), (), _silu_mul),
-    "gelu": OpSpec(("n",), (), _gelu),
-}
-"""All operations by name."""
+    dims: tuple[str, ...]
+    signature: Callable[[Dims, str, Mapping[str, int]], Signature]
+    prepare: Callable[[Launch, Mapping[str, OperandView], Arithmetic], Callable[[], None]]
+    check: Callable[[LaunchLike, frozenset[str]], Findings]
+    space: Callable[[Dims, str, Mapping[str, Any]], Iterator[Config]]
+    work: Callable[[Values, LaunchLike, bool], float]
+    methods: tuple[str, ...] = ()
+    rounding: str = "floor"
+    tile_keys: tuple[str, ...] = ()
+    fill: str = ""
+    load: str = ""
+    whole_array: bool = False
+    one_row: bool = False
+    one_stream: bool = False
+    usual: Callable[[Config], bool] | None = None
+    second_launch: Callable[[Values, LaunchLike], float] | None = None

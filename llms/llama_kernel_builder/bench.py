@@ -1,4 +1,4 @@
-"""One kernel alone: for phase 1, by the ability `kernel_bench`, and for sweeps of the registry on silicon.
+"""One kernel alone: for phase 1, by the ability `kernel_bench`, and for sweeps of the registry.
 
 Nothing here judges. What a kernel must compute and how exact it must be is the gate's, or the registry's.
 """
@@ -6,7 +6,7 @@ Nothing here judges. What a kernel must compute and how exact it must be is the 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,16 @@ from kernel_registry.measure import (
     output_dtype,
 )
 from kernel_registry.registry_lookup import UnmeasuredShape
+from kernel_registry.shapes import Request, RequestError
 from llms.verify.contract.kernel_case import KernelCase, RegistryRow
 
 from . import driver
 from .cache import KernelCache
 from .deployment.session import artefact_folder
-from .exceptions import ArtefactMissing, ToolkitError
+from .exceptions import ArtefactMissing, ConfigError, ToolkitError
+from .generic import generic_sequence
 from .kernels import Requirement, recording
-from .llama_loop import KernelSequence, buckets_of
+from .llama_loop import KernelSequence, buckets_of, required_kernels
 from .model_config import ModelConfig
 from .program import Program, leaf_program
 from .specs import KernelSpec, Scalar
@@ -204,6 +206,17 @@ class SiliconMeasurer:
             dtype_out=output_dtype(config),
         )
         return LoneKernel(spec, Path(self._folder.name), self._device, self._toolchain)
+
+
+def cases(config: Mapping[str, Any], buckets: Sequence[int]) -> list[Request]:
+    """What a sweep of the registry needs for a model's config.json: every kernel of prefill at these lengths
+    and of decode. Raises RequestError naming what the configuration lacks.
+    """
+    try:
+        needs = required_kernels(generic_sequence(), ModelConfig.from_hf_dict(config), buckets)
+    except ConfigError as error:
+        raise RequestError(str(error)) from error
+    return [Request(n.op, n.shape, n.precision, n.output_dtype, n.causal) for n in needs]
 
 
 def silicon(artefacts: Path | None) -> SiliconMeasurer:

@@ -49,12 +49,17 @@ _STATIC = {
 
 @dataclass(frozen=True)
 class KernelSequence:
-    """What a model's prefill and decode files provide.
+    """What a model's prefill and decode files provide: the ELFs of its layer, and their order.
 
-    prefill_blocks(config, seq_len) and decode_blocks(config): the ELFs of a layer, for a compiled prompt
-    length and for one row. prefill_layer(run, x [seq_len, emb]) returns (out, k after RoPE, v);
-    decode_layer(run, x [emb]) returns out, as K and V go into the KV cache when `run.attention` is called.
-    lm_head(config): the ELF from the normed last row to the logits.
+    All arrays are bf16 and padded to what the kernels take (:func:`.device_config.device_config`).
+
+    Attributes:
+        prefill_blocks: ``(config, seq_len)`` -> the ELFs of one layer over `seq_len` rows.
+        prefill_layer: ``(run, x)`` -> (x after the layer, k after RoPE, v), for x [seq_len, emb].
+        decode_blocks: ``(config)`` -> the ELFs of one layer over one row.
+        decode_layer: ``(run, x)`` -> x after the layer, for x [emb]; K and V go into the KV cache when
+            `run.attention` is called.
+        lm_head: ``(config)`` -> the ELF from the normed last row to the logits.
     """
 
     prefill_blocks: Callable[[ModelConfig, int], Layer]

@@ -79,7 +79,7 @@ def _make_program(self: Any, artefact: Any) -> None:
 
 @_partition_size.add(returns="int")
 def _columns(self: Any) -> int:
-    columns = self._elf._program.listing.options.get("columns", npu2.DEVICE.columns)
+    columns = self._elf._program.listing.options.get("columns", npu2.COLUMNS)
     return int(columns)
 
 

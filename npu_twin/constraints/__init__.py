@@ -8,67 +8,46 @@ enumerates what a sweep may try. Rules that passing measurements contradict are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from npu_twin.constraints import attention, gemm, gemv, program, streaming
-from npu_twin.constraints._types import (
-    Config,
-    Findings,
-    Found,
-    LaunchLike,
-    Rule,
-    ShowsAs,
-    Violation,
-)
-from npu_twin.constraints.gemm import auto_method
-from npu_twin.constraints.rules import COLUMNS, ROWS, RULES, SWITCHES
-from npu_twin.constraints.search import TIER_METHODS, gemv_slices, legal_configs, nearest_legal
+from npu_twin.constraints import program
+from npu_twin.constraints.rules import RULES, SWITCHES, Rule, Violation
+from npu_twin.constraints.search import gemv_slices, legal_configs, nearest_legal
+from npu_twin.npu2 import COLUMNS, ROWS
+from npu_twin.ops import OPS
+from npu_twin.ops.gemm import TIER_METHODS, auto_method
+from npu_twin.opset import Config, Finding, LaunchLike, ShowsAs
 
-_Check = Callable[[LaunchLike, frozenset[str]], Findings]
-
-_CHECKS: Mapping[str, tuple[_Check, tuple[str, ...]]] = {
-    "gemm": (gemm.check_gemm, gemm.TILE_KEYS),
-    "gemv": (gemv.check_gemv, gemv.TILE_KEYS),
-    "gemv_add": (gemv.check_gemv_add, gemv.TILE_KEYS),
-    "norm_gateup_swiglu": (gemv.check_norm_gateup_swiglu, ()),
-    "rms_norm": (streaming.check_rms_norm, ()),
-    "layer_norm": (streaming.check_layer_norm, ()),
-    "rope": (streaming.check_rope, ()),
-    "flash_attention": (attention.check_flash_attention, attention.TILE_KEYS),
-    "eltwise_add": (streaming.check_eltwise_add, ("tile",)),
-    "bias_add": (streaming.check_bias_add, ()),
-    "silu_mul": (streaming.check_silu_mul, ("tile_n",)),
-    "gelu": (streaming.check_gelu, ("tile_n",)),
-}
+if TYPE_CHECKING:
+    from npu_twin.listing import Listing
 
 STOPS_COMPILATION: frozenset[ShowsAs] = frozenset({"build", "compile", "place"})
 """Ways of showing that end the compilation; the others appear when the program runs."""
 
 
-def check_raw(launch: LaunchLike, switches: Iterable[str] = ()) -> list[Found]:
+def check_raw(launch: LaunchLike, switches: Iterable[str] = ()) -> list[Finding]:
     """Broken rules of one launch without the search for a suggestion. Raises ValueError for an unknown
     operation.
     """
-    if launch.op not in _CHECKS:
-        raise ValueError(f"unknown operation {launch.op!r}; known: {', '.join(_CHECKS)}")
-    judge, keys = _CHECKS[launch.op]
-    missing = [key for key in keys if key not in launch.tile]
+    if launch.op not in OPS:
+        raise ValueError(f"unknown operation {launch.op!r}; known: {', '.join(OPS)}")
+    op = OPS[launch.op]
+    missing = [key for key in op.tile_keys if key not in launch.tile]
     if missing:
-        return [
-            Found(
-                "T1", f"{launch.op} needs the tile sizes {', '.join(keys)}", {"missing": ", ".join(missing)}
-            )
-        ]
-    found = list(judge(launch, frozenset(switches)))
+        needed = ", ".join(op.tile_keys)
+        return [Finding("T1", f"{launch.op} needs the tile sizes {needed}", {"missing": ", ".join(missing)})]
+    findings = list(op.check(launch, frozenset(switches)))
     columns, rows = launch.herd
     if columns > COLUMNS or rows > ROWS:
-        found.append(
-            Found("D1", f"the array has {COLUMNS} columns and {ROWS} rows", {"herd": f"{columns}x{rows}"})
+        findings.append(
+            Finding("D1", f"the array has {COLUMNS} columns and {ROWS} rows", {"herd": f"{columns}x{rows}"})
         )
     if launch.attrs.get("transpose", False):
-        found.append(Found("B13", "a DMA cannot transpose bf16; transpose on the host", {"transpose": True}))
-    return found
+        findings.append(
+            Finding("B13", "a DMA cannot transpose bf16; transpose on the host", {"transpose": True})
+        )
+    return findings
 
 
 def check(launch: LaunchLike, switches: Iterable[str] = ()) -> list[Violation]:
@@ -76,14 +55,14 @@ def check(launch: LaunchLike, switches: Iterable[str] = ()) -> list[Violation]:
 
     ``switches`` turns on rules that are off by default. Raises ValueError for an unknown operation.
     """
-    found = check_raw(launch, switches)
-    if not found:
+    findings = check_raw(launch, switches)
+    if not findings:
         return []
     suggestion = _suggest(launch)
-    return [_violation(f, suggestion, getattr(launch, "name", "")) for f in found]
+    return [_violation(f, suggestion, getattr(launch, "name", "")) for f in findings]
 
 
-def check_listing(listing: program.ListingLike, switches: Iterable[str] = ()) -> list[Violation]:
+def check_listing(listing: Listing, switches: Iterable[str] = ()) -> list[Violation]:
     """Every rule that a program breaks: those of its launches, then those of the whole."""
     violations = [v for launch in listing.launches for v in check(launch, switches)]
     violations += [_violation(f, "", "") for f in program.check_program(listing, frozenset(switches))]
@@ -100,9 +79,9 @@ def stops_compilation(violations: Iterable[Violation]) -> list[Violation]:
     return [v for v in violations if v.shows_as in STOPS_COMPILATION]
 
 
-def _violation(found: Found, suggestion: str, launch: str) -> Violation:
-    shows_as = found.shows_as or RULES[found.rule_id].shows_as
-    return Violation(found.rule_id, shows_as, found.message, dict(found.values), suggestion, launch)
+def _violation(finding: Finding, suggestion: str, launch: str) -> Violation:
+    shows_as = finding.shows_as or RULES[finding.rule_id].shows_as
+    return Violation(finding.rule_id, shows_as, finding.message, dict(finding.values), suggestion, launch)
 
 
 def _suggest(launch: LaunchLike) -> str:
@@ -113,28 +92,13 @@ def _suggest(launch: LaunchLike) -> str:
     return f"this would fit: {config.describe()}"
 
 
-def rule_table() -> list[dict[str, Any]]:
-    """All rules as plain dictionaries, for pages and reports."""
-    return [
-        {
-            "id": rule.id,
-            "title": rule.title,
-            "shows_as": rule.shows_as,
-            "ops": list(rule.ops),
-            "enforcement": rule.enforcement,
-            "source": rule.source,
-        }
-        for rule in RULES.values()
-    ]
-
-
 __all__ = [
     "RULES",
     "STOPS_COMPILATION",
     "SWITCHES",
     "TIER_METHODS",
     "Config",
-    "Found",
+    "Finding",
     "LaunchLike",
     "Rule",
     "Violation",
@@ -145,6 +109,5 @@ __all__ = [
     "check_session",
     "gemv_slices",
     "legal_configs",
-    "rule_table",
     "stops_compilation",
 ]

@@ -1,36 +1,18 @@
-"""From a launch of a listing to the datapath that computes it."""
+"""Computing a launch of a listing: on device memory, or on host arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from npu_twin.bf16 import bits_to_host, host_to_bits
-from npu_twin.datapath.arithmetic import Arithmetic, current_arithmetic
+from npu_twin.datapath.arithmetic import current_arithmetic
 from npu_twin.listing import Launch, Operand
 from npu_twin.memory import ITEMSIZE, DeviceMemory, OperandView
-from npu_twin.opset import OPS
-
-Prepare = Callable[[Launch, Mapping[str, OperandView], Arithmetic], Callable[[], None]]
-
-_DATAPATHS: dict[str, tuple[str, str]] = {
-    "gemm": ("gemm", "prepare"),
-    "gemv": ("gemv", "prepare_gemv"),
-    "gemv_add": ("gemv", "prepare_gemv_add"),
-    "norm_gateup_swiglu": ("gemv", "prepare_norm_gateup_swiglu"),
-    "rms_norm": ("norms", "prepare_rms_norm"),
-    "layer_norm": ("norms", "prepare_layer_norm"),
-    "rope": ("elementwise", "prepare_rope"),
-    "flash_attention": ("attention", "prepare"),
-    "eltwise_add": ("elementwise", "prepare_eltwise_add"),
-    "bias_add": ("elementwise", "prepare_bias_add"),
-    "silu_mul": ("elementwise", "prepare_silu_mul"),
-    "gelu": ("elementwise", "prepare_gelu"),
-}
+from npu_twin.ops import OPS
 
 
 def prepare(launch: Launch, operands: Mapping[str, OperandView]) -> Callable[[], None]:
@@ -53,9 +35,7 @@ def prepare(launch: Launch, operands: Mapping[str, OperandView]) -> Callable[[],
                 f"launch {launch.name} ({launch.op}): operand {name} must be {spec.dtype}{list(spec.shape)}, "
                 f"got {view.dtype}{list(view.shape)}"
             )
-    module, function = _DATAPATHS[launch.op]
-    make: Prepare = getattr(import_module(f"npu_twin.datapath.{module}"), function)
-    return make(launch, operands, current_arithmetic())
+    return OPS[launch.op].prepare(launch, operands, current_arithmetic())
 
 
 def standalone_launch(

@@ -14,7 +14,7 @@ from unittest import mock
 
 from npu_twin import compiler
 from npu_twin.faults._types import Fault
-from npu_twin.opset import OPS
+from npu_twin.ops import OPS
 
 _REGISTRY = "Xilinx/mlir-air e972f2942, programming_examples/kernel_registry/details/"
 _SKILLS = "Xilinx/mlir-air e972f2942, .claude/skills/"

@@ -13,7 +13,7 @@ from npu_twin import injection
 from npu_twin.faults._types import Fault, Kind, Plant
 from npu_twin.listing import Launch, Listing
 from npu_twin.memory import OperandView
-from npu_twin.opset import OPS
+from npu_twin.ops import OPS
 
 Array = np.ndarray[Any, Any]
 Test = Callable[[Launch], bool]

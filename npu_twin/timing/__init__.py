@@ -3,11 +3,12 @@
 Everything here is a prediction in microseconds of device time, computed from the listing or the configuration
 alone: no value is computed and no weight is needed. The functions are plain Python and cheap enough for the
 decode loop. How the parameters were found and how well they predict is told in `docs/twin.md`;
-`python -m npu_twin.timing.fit` fits them anew, `python -m npu_twin.validate` holds them against measurements.
+`python -m tools.twin_calibration` fits them anew, `python -m npu_twin.validate` holds them against
+measurements.
 """
 
-from npu_twin.timing.launch import launch_us, standalone_us
-from npu_twin.timing.model_config import ModelSizes, UnsupportedModelError
+from npu_twin.timing.kernels import launch_us, standalone_us
+from npu_twin.timing.model_config import ModelSizes
 from npu_twin.timing.predictor import Part, Prediction, predict
 from npu_twin.timing.program import RunTiming, run_us
 from npu_twin.timing.system import (
@@ -23,7 +24,6 @@ __all__ = [
     "Part",
     "Prediction",
     "RunTiming",
-    "UnsupportedModelError",
     "context_switch_us",
     "dispatch_us",
     "host_op_us",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from npu_twin.timing.types import LaunchLike
+from npu_twin.opset import LaunchLike
 
 
 @dataclass(frozen=True)

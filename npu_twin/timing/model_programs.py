@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from npu_twin.constraints import gemv_slices
+from npu_twin.opset import Config
 from npu_twin.timing import tiling
 from npu_twin.timing.model_config import ModelSizes
-from npu_twin.timing.tiling import KernelCall
 
 _BF16 = 2
 MERGED_HIDDEN_LIMIT = 8192
@@ -41,7 +41,7 @@ class Program:
     """
 
     name: str
-    launches: tuple[KernelCall, ...]
+    launches: tuple[Config, ...]
     calls: int
     written: tuple[int, ...]
     read: tuple[int, ...]
@@ -73,32 +73,32 @@ def vocabulary_partitions(vocab: int) -> tuple[int, int]:
     return -(-vocab // SMALL_PARTITION), SMALL_PARTITION
 
 
-def _norm(rows: int, width: int, name: str) -> KernelCall:
-    return KernelCall("rms_norm", "weighted", {"M": rows, "N": width}, {}, tiling.rows_herd(rows), name=name)
+def _norm(rows: int, width: int, name: str) -> Config:
+    return Config("rms_norm", "weighted", {"M": rows, "N": width}, {}, tiling.rows_herd(rows), name=name)
 
 
-def _rope(rows: int, head_dim: int, name: str) -> KernelCall:
+def _rope(rows: int, head_dim: int, name: str) -> Config:
     dims = {"rows": rows, "head_dim": head_dim}
-    return KernelCall("rope", "half_split", dims, {}, tiling.rows_herd(rows), name=name)
+    return Config("rope", "half_split", dims, {}, tiling.rows_herd(rows), name=name)
 
 
-def _bias(rows: int, width: int, name: str) -> KernelCall:
-    return KernelCall("bias_add", "", {"rows": rows, "n": width}, {}, (8, 1), name=name)
+def _bias(rows: int, width: int, name: str) -> Config:
+    return Config("bias_add", "", {"rows": rows, "n": width}, {}, (8, 1), name=name)
 
 
-def _flat(op: str, n: int, name: str) -> KernelCall:
-    return KernelCall(op, "", {"n": n}, {}, (8, 1), name=name)
+def _flat(op: str, n: int, name: str) -> Config:
+    return Config(op, "", {"n": n}, {}, (8, 1), name=name)
 
 
-def _named(call: KernelCall, name: str) -> KernelCall:
-    return KernelCall(call.op, call.method, call.dims, call.tile, call.herd, call.attrs, name)
+def _named(call: Config, name: str) -> Config:
+    return Config(call.op, call.method, call.dims, call.tile, call.herd, call.attrs, name)
 
 
-def _gemm(m: int, k: int, n: int, name: str) -> KernelCall:
+def _gemm(m: int, k: int, n: int, name: str) -> Config:
     return _named(tiling.gemm(m, k, n), name)
 
 
-def _gemv(m: int, k: int, name: str) -> KernelCall:
+def _gemv(m: int, k: int, name: str) -> Config:
     return _named(tiling.gemv(m, k), name)
 
 
@@ -112,7 +112,7 @@ def _qkv_name(sizes: ModelSizes, decode: bool) -> str:
     return name + "_gemv" if decode else name
 
 
-def _after_projection(sizes: ModelSizes, rows: int) -> Iterator[KernelCall]:
+def _after_projection(sizes: ModelSizes, rows: int) -> Iterator[Config]:
     if sizes.qkv_bias:
         yield _bias(rows, sizes.q_dim, "q_bias")
         yield _bias(rows, sizes.kv_dim, "k_bias")
@@ -176,11 +176,11 @@ def decode_programs(sizes: ModelSizes) -> list[Program]:
     programs = [Program(_qkv_name(sizes, decode=True), tuple(first), layers, (x, q, kv), (q, kv, kv))]
     if fused_decode(sizes):
         launches = (
-            KernelCall("gemv_add", "cascade", {"M": emb, "K": sizes.q_dim}, {"tile_m": 8}, name="o_add"),
-            KernelCall(
+            Config("gemv_add", "cascade", {"M": emb, "K": sizes.q_dim}, {"tile_m": 8}, name="o_add"),
+            Config(
                 "norm_gateup_swiglu", "cascade", {"emb": emb, "hidden": hidden}, {"tile_m": 8}, name="ffn"
             ),
-            KernelCall("gemv_add", "cascade", {"M": emb, "K": hidden}, {"tile_m": 8}, name="down_add"),
+            Config("gemv_add", "cascade", {"M": emb, "K": hidden}, {"tile_m": 8}, name="down_add"),
         )
         programs.append(Program("o_gemv_ffn", launches, layers, (q, x), (x,)))
         return programs
@@ -195,7 +195,7 @@ def decode_programs(sizes: ModelSizes) -> list[Program]:
     return programs
 
 
-def _matvec(rows: int, width: int, name: str) -> Iterator[KernelCall]:
+def _matvec(rows: int, width: int, name: str) -> Iterator[Config]:
     """Yield one GEMV, or one per slice of columns where none holds all, and the adds of their results."""
     slices = gemv_slices(rows, width) or (width,)
     for part in slices:

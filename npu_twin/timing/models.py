@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_twin.timing.model_config import LARGEST, ModelSizes, UnsupportedModelError, read_sizes
+from npu_twin.extensions import model_config
+from npu_twin.timing.model_config import LARGEST, ModelSizes
 
 PUBLISHED_MODELS = Path(__file__).resolve().parent.parent / "data" / "published_models.json"
 
@@ -167,7 +168,7 @@ def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping
     between = [_figure(b, "total_ms", _BETWEEN) for b in own if b.get("component") == _BETWEEN]
     return ModelRecord(
         identity,
-        _sizes(model),
+        sizes_of(model),
         seq_len,
         tuple(ttft),
         tuple(decode),
@@ -177,18 +178,76 @@ def _record(identity: str, model: Mapping[str, Any], breakdown: Iterable[Mapping
     )
 
 
-def _sizes(model: Mapping[str, Any]) -> ModelSizes:
-    """Sizes in a record: its own fields, and for what they lack its `config`, an HF config.json as it is."""
-    config = model.get("config")
+_SIZES = {
+    "n_layers": ("n_layers",),
+    "emb": ("emb_dim",),
+    "q_heads": ("n_q_heads", "n_heads"),
+    "kv_heads": ("n_kv_heads",),
+    "head_dim": ("head_dim",),
+    "hidden": ("hidden_dim",),
+    "vocab": ("vocab_size",),
+}
+_OUT_OF_SCOPE = {
+    "sliding window": "an active sliding window",
+    "gelu": "the activation gelu",
+    "layernorm": "LayerNorm",
+    "partial rotary": "RoPE on a part of a head",
+    "longrope": "the RoPE type longrope",
+    "yarn": "the RoPE type yarn",
+    "experts": "mixture of experts",
+    "fused decode": "a decode step in one program",
+}
+"""Words of a record's `deltas`, its differences from the plain family, and what they stand for."""
+
+
+def sizes_of(model: Mapping[str, Any]) -> ModelSizes:
+    """Sizes of a record: its own fields and, for what they lack, its `config`, an HF config.json as it is.
+
+    Raises ValueError naming a size that is missing, not positive or at odds with another, or saying what of
+    the model is out of scope.
+    """
+    deltas = model.get("deltas") or ()
+    words = "; ".join(map(str, [deltas] if isinstance(deltas, str) else deltas)).lower()
+    for word, reason in _OUT_OF_SCOPE.items():
+        if word in words:
+            raise ValueError(
+                f"no timing for {reason}: only dense decoder-only models with full attention, RMSNorm, "
+                "SwiGLU and RoPE are covered"
+            )
     own = {key: value for key, value in model.items() if value is not None}
+    config = _config_of(own)
+    values = {}
+    for name, keys in _SIZES.items():
+        candidates = [*(own.get(key) for key in keys), *(getattr(config, key, None) for key in keys)]
+        value = next((candidate for candidate in candidates if candidate is not None), None)
+        if value is None:
+            raise ValueError(
+                f"no {keys[0]} (sizes are read from the record or from its config, as in config.json)"
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+            raise ValueError(f"{keys[0]} must be a whole number from 1 to {LARGEST}, not {value!r}")
+        values[name] = value
+    if values["head_dim"] % 2:
+        raise ValueError(f"RoPE needs an even head_dim, not {values['head_dim']}")
+    if values["q_heads"] % values["kv_heads"]:
+        raise ValueError(f"{values['q_heads']} query heads cannot share {values['kv_heads']} key heads")
+    bias, norm = (
+        bool(own.get(name) or name in words or getattr(config, name, False))
+        for name in ("qkv_bias", "qk_norm")
+    )
+    return ModelSizes(**values, qkv_bias=bias, qk_norm=norm, unpadded_attention=None)
+
+
+def _config_of(own: Mapping[str, Any]) -> object:
+    """What the reader of an installed package makes of a Hugging Face configuration; None without one."""
+    config = own.get("config")
+    if not isinstance(config, Mapping) and "hidden_size" not in own:
+        return None
+    fields = {**(config if isinstance(config, Mapping) else {}), **own, "_no_end_token": True}
     try:
-        return read_sizes({**config, **own} if isinstance(config, Mapping) else own)
-    except UnsupportedModelError:
-        raise
-    except ValueError as error:
-        raise ValueError(
-            f"{error} (sizes are read from the record or from its config, as in config.json)"
-        ) from None
+        return model_config(fields)
+    except Exception as error:  # the twin does not know the reader; a missing one says how to get it
+        raise ValueError(f"its config: {error}") from error
 
 
 def nearest(figures: Iterable[float], value: float) -> float:

@@ -1,6 +1,6 @@
 """The physical parameters of the timing model: name, value, unit, meaning and where the value comes from.
 
-Values live in `npu_twin/data/timing_parameters.json`, which `python -m npu_twin.timing.fit` writes; what a
+Values live in `npu_twin/data/timing_parameters.json`, which `python -m tools.twin_calibration` writes; what a
 parameter means is defined here. The formulas take a plain mapping from name to value, so that a fit can vary
 it.
 """
@@ -8,15 +8,14 @@ it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-DATA_FILE = Path(__file__).resolve().parent.parent / "data" / "timing_parameters.json"
+from npu_twin.opset import Values
 
-Values = Mapping[str, float]
+DATA_FILE = Path(__file__).resolve().parent.parent / "data" / "timing_parameters.json"
 
 ROWS = "fitted on published rows"
 MODELS = "fitted on published model figures"
@@ -180,7 +179,7 @@ def read_file(path: Path = DATA_FILE) -> dict[str, Any]:
         {str(p["name"]): float(p["value"]) for p in content["parameters"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: not a timing parameter file ({error!r}); run python -m npu_twin.timing.fit"
+            f"{path}: not a timing parameter file ({error!r}); run python -m tools.twin_calibration"
         ) from None
     return dict(content)
 

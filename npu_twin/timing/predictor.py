@@ -1,4 +1,4 @@
-"""Time to first token and per output token of a model from its configuration alone: no weights, no values."""
+"""Time to first token and per output token of a model from its sizes alone: no weights, no values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from npu_twin.opset import Values
 from npu_twin.timing import kernels, system
-from npu_twin.timing.model_config import DEVICE_HEAD_DIMS, LARGEST, ModelSizes, read_sizes
+from npu_twin.timing.model_config import DEVICE_HEAD_DIMS, LARGEST, ModelSizes
 from npu_twin.timing.model_programs import (
     Program,
     decode_programs,
@@ -17,7 +18,7 @@ from npu_twin.timing.model_programs import (
     prefill_programs,
     transposed_attention,
 )
-from npu_twin.timing.parameters import Values, current, read_file
+from npu_twin.timing.parameters import current, read_file
 
 _BF16 = 2
 BUCKET = 128
@@ -144,20 +145,18 @@ def times(p: Values, sizes: ModelSizes, seq_len: int) -> tuple[float, float, tup
     )
 
 
-def predict(config: object, seq_len: int = 2048) -> Prediction:
-    """Predict the timing of a model on an NPU2 from its configuration.
+def predict(sizes: ModelSizes, seq_len: int = 2048) -> Prediction:
+    """Predict the timing of a model on an NPU2 from its sizes.
 
     Args:
-        config: mapping in Hugging Face form, a config object, a dataclass or `ModelSizes`.
+        sizes: of the model as it is deployed.
         seq_len: prefill length in tokens; padded to the next multiple of `BUCKET`, as a deployment does.
 
     Raises:
-        UnsupportedModelError: for an architecture out of scope.
-        ValueError: for a size that is missing or impossible.
+        ValueError: for an impossible length.
     """
     if isinstance(seq_len, bool) or not isinstance(seq_len, int) or not 0 < seq_len <= LARGEST:
         raise ValueError(f"seq_len must be a whole number from 1 to {LARGEST}, not {seq_len!r}")
-    sizes = read_sizes(config)
     compiled = -(-seq_len // BUCKET) * BUCKET
     ttft, decode, parts = times(current(), sizes, compiled)
     return Prediction(

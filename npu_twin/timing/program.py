@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from npu_twin.timing import kernels
 from npu_twin.timing.parameters import current
-from npu_twin.timing.types import ListingLike
+
+if TYPE_CHECKING:
+    from npu_twin.listing import Listing
 
 _CACHE_LIMIT = 1024
 
@@ -29,10 +32,10 @@ class RunTiming:
 
 # Keyed by identity: hashing a whole listing at every run would cost more than the run. The entry keeps the
 # listing alive, so an identity cannot be reused while its entry exists.
-_cache: OrderedDict[int, tuple[ListingLike, RunTiming]] = OrderedDict()
+_cache: OrderedDict[int, tuple[Listing, RunTiming]] = OrderedDict()
 
 
-def run_us(listing: ListingLike) -> RunTiming:
+def run_us(listing: Listing) -> RunTiming:
     """Return the modelled time of one run of `listing`; the answer for a listing object is computed once."""
     key = id(listing)
     hit = _cache.get(key)

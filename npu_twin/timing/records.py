@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from npu_twin.opset import Config
 from npu_twin.timing import tiling
-from npu_twin.timing.tiling import KernelCall
 
 ALONE = "alone"
 """A kernel measured on its own, as one configuration of the array."""
@@ -83,7 +83,7 @@ def _herd(record: Mapping[str, Any], default: tuple[int, int]) -> tuple[int, int
     return (int(x), int(y or 1)) if x else default
 
 
-def launch_of(record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+def launch_of(record: Mapping[str, Any]) -> tuple[Config, bool]:
     """Return the launch that a record measured, and whether the rules had to choose its tile.
 
     Raises KeyError, TypeError or ValueError for an incomplete record.
@@ -92,7 +92,7 @@ def launch_of(record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
     return _call(OPS[str(record.get("kernel", ""))], record)
 
 
-def _call(kernel: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+def _call(kernel: str, record: Mapping[str, Any]) -> tuple[Config, bool]:
     method = str(record.get("method") or "")
     if kernel == "gemm":
         return _gemm(method, record)
@@ -102,25 +102,25 @@ def _call(kernel: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
         if record.get("tile_m") is None:
             return guess, True
         tile = {"tile_m": int(record["tile_m"]), "m_input": int(record.get("m_input") or record["tile_m"])}
-        return KernelCall("gemv", method or "external", {"M": m, "K": k}, tile, _herd(record, (8, 1))), False
+        return Config("gemv", method or "external", {"M": m, "K": k}, tile, _herd(record, (8, 1))), False
     if kernel in ("rms_norm", "layer_norm"):
         m, n = _size(record, "M", "rows"), _size(record, "N", "head_dim")
         herd = _herd(record, tiling.rows_herd(m))
-        return KernelCall(kernel, method, {"M": m, "N": n}, {}, herd), False
+        return Config(kernel, method, {"M": m, "N": n}, {}, herd), False
     if kernel == "rope":
         rows, head_dim = int(record["rows"]), int(record["head_dim"])
         herd = _herd(record, tiling.rows_herd(rows))
-        return KernelCall(kernel, method, {"rows": rows, "head_dim": head_dim}, {}, herd), False
+        return Config(kernel, method, {"rows": rows, "head_dim": head_dim}, {}, herd), False
     if kernel == "flash_attention":
         return _attention(record)
     if kernel == "bias_add":
         rows = _size(record, "rows", "M")
         dims = {"rows": rows, "n": int(record.get("N") or record["n_elements"] // rows)}
-        return KernelCall(kernel, method, dims, {}, _herd(record, (8, 1))), False
+        return Config(kernel, method, dims, {}, _herd(record, (8, 1))), False
     width = record.get("tile_n") or record.get("tile")
     herd = _herd(record, (8, 2) if kernel == "gelu" else (8, 1))
     tile = {"tile_n" if kernel != "eltwise_add" else "tile": int(width)} if width else {}
-    return KernelCall(kernel, method, {"n": elements(record)}, tile, herd), not width
+    return Config(kernel, method, {"n": elements(record)}, tile, herd), not width
 
 
 def _size(record: Mapping[str, Any], *names: str) -> int:
@@ -138,7 +138,7 @@ def elements(record: Mapping[str, Any]) -> int:
     return _size(record, "n_elements")
 
 
-def _gemm(method: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+def _gemm(method: str, record: Mapping[str, Any]) -> tuple[Config, bool]:
     """Return the launch of a GEMM record, and whether the rules had to choose a part of its tile.
 
     The `tile_n` of a record of a launch in a program is not used: in the published sweep four values a
@@ -155,7 +155,7 @@ def _gemm(method: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
     herd = _herd(record, (0, 0))
     if all(given.values()) and herd[0]:
         tile = {key: int(str(value)) for key, value in given.items()}
-        return KernelCall("gemm", method or "drain", {"M": m, "K": k, "N": n}, tile, herd, attrs), False
+        return Config("gemm", method or "drain", {"M": m, "K": k, "N": n}, tile, herd, attrs), False
     used = int(record.get("tiles_used") or _tiles_in_note(record) or 0)
     wanted = herd if herd[0] else (4, max(1, used // 4)) if used and used < 32 else None
     guess = tiling.gemm(m, k, n, method or "drain", wanted)
@@ -163,7 +163,7 @@ def _gemm(method: str, record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
     shape = guess.herd
     if not herd[0] and n % (tile["tile_n"] * shape[1]):
         shape = (shape[0], next(h for h in (4, 3, 2, 1) if n % (tile["tile_n"] * h) == 0))
-    return KernelCall("gemm", guess.method, guess.dims, tile, shape, attrs), True
+    return Config("gemm", guess.method, guess.dims, tile, shape, attrs), True
 
 
 def _tiles_in_note(record: Mapping[str, Any]) -> int:
@@ -171,7 +171,7 @@ def _tiles_in_note(record: Mapping[str, Any]) -> int:
     return int(words[-1]) if words[:2] == ["tiles", "used"] and words[-1].isdigit() else 0
 
 
-def _attention(record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
+def _attention(record: Mapping[str, Any]) -> tuple[Config, bool]:
     guess = tiling.attention(
         int(record["lq"]),
         int(record["lk"]),
@@ -187,4 +187,4 @@ def _attention(record: Mapping[str, Any]) -> tuple[KernelCall, bool]:
     for key in ("heads_per_unroll", "num_cascade_stages"):
         attrs[key] = int(record.get(key) or int(str(attrs[key])))
     herd = _herd(record, guess.herd)
-    return KernelCall("flash_attention", guess.method, guess.dims, tile, herd, attrs), not record.get("lqp")
+    return Config("flash_attention", guess.method, guess.dims, tile, herd, attrs), not record.get("lqp")

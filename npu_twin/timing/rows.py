@@ -17,10 +17,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from npu_twin.opset import Config, Values
 from npu_twin.timing import kernels, records
-from npu_twin.timing.parameters import Values
 from npu_twin.timing.records import ALONE, IN_PROGRAM, ONE_LAUNCH, OWN_PROGRAM, text
-from npu_twin.timing.tiling import KernelCall
 
 PUBLISHED_KERNELS = Path(__file__).resolve().parent.parent / "data" / "published_kernels.json"
 
@@ -63,7 +62,7 @@ class Row:
 
     id: str
     kernel: str
-    call: KernelCall
+    call: Config
     scope: str
     measured_us: float
     derived: bool = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from npu_twin.timing.parameters import Values, current
+from npu_twin.opset import Values
+from npu_twin.timing.parameters import current
 
 _HOST_FIXED_US = 5.0
 """Entering a small array operation of the interpreter."""

@@ -8,28 +8,13 @@ registry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from npu_twin.constraints import check, stops_compilation
-from npu_twin.constraints.gemm import auto_method
+from npu_twin.constraints import auto_method, check, stops_compilation
+from npu_twin.opset import Config
 
 _TILE_N = (128, 96, 80, 64, 48, 32, 16)
 _NOT_FUSED = (80, 64)
 """Widths at which fused-cast is published as refused (N = 8960, 4864, 11008); direct takes its place."""
 _TILE_K_L2 = (512, 384, 320, 256, 192, 144, 128, 96, 80, 64, 48, 32, 16)
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """One launch as plain data: operation, method, sizes, tile, herd, attributes."""
-
-    op: str
-    method: str
-    dims: dict[str, int]
-    tile: dict[str, int] = field(default_factory=dict)
-    herd: tuple[int, int] = (8, 1)
-    attrs: dict[str, object] = field(default_factory=dict)
-    name: str = ""
 
 
 def _divisor(size: int, limit: int) -> int:
@@ -76,7 +61,7 @@ def _power_of_two_floor(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def gemm(m: int, k: int, n: int, method: str = "", herd: tuple[int, int] | None = None) -> KernelCall:
+def gemm(m: int, k: int, n: int, method: str = "", herd: tuple[int, int] | None = None) -> Config:
     """Return a GEMM with the tile the rules choose; `method` and `herd` are chosen too unless given.
 
     Above 4e9 multiply-adds the fused-cast method is taken where its 64x128 tile divides the shape and the
@@ -99,11 +84,11 @@ def gemm(m: int, k: int, n: int, method: str = "", herd: tuple[int, int] | None 
         tile_m = min(tile_m, max(16, m // herd_m)) if m % (tile_m * herd_m) else tile_m
         tile_n = next((t for t in (240, *_TILE_N) if n % (t * herd_n) == 0), tile_n)
     attrs: dict[str, object] = {}
-    first: KernelCall | None = None
+    first: Config | None = None
     for k_l2 in _depths(k, n):
         k_l1 = 48 if k_l2 % 32 and k_l2 % 48 == 0 else _divisor(k_l2, 32)
         tile = {"tile_m": tile_m, "tile_k_l2": k_l2, "tile_k_l1": k_l1, "tile_n": tile_n}
-        call = KernelCall("gemm", chosen, {"M": m, "K": k, "N": n}, tile, (herd_m, herd_n), attrs)
+        call = Config("gemm", chosen, {"M": m, "K": k, "N": n}, tile, (herd_m, herd_n), attrs)
         first = first or call
         if not stops_compilation(check(call)) and not slow_tiling(call):
             return call
@@ -111,23 +96,23 @@ def gemm(m: int, k: int, n: int, method: str = "", herd: tuple[int, int] | None 
     return first
 
 
-def slow_tiling(call: KernelCall) -> bool:
+def slow_tiling(call: Config) -> bool:
     """Return whether this is the one published K tiling that builds and collapses (see `exceptions`)."""
     d = call.dims
     return call.method == "fused-cast" and (d["K"], d["N"], call.tile["tile_k_l2"]) == (3584, 3584, 256)
 
 
-def gemv(m: int, k: int) -> KernelCall:
+def gemv(m: int, k: int) -> Config:
     """Return a matrix-vector product: the tallest power-of-two tile that fits half of L2."""
     for tile_m in (16, 8, 4, 2):
-        call = KernelCall("gemv", "external", {"M": m, "K": k}, {"tile_m": tile_m, "m_input": tile_m}, (8, 1))
+        call = Config("gemv", "external", {"M": m, "K": k}, {"tile_m": tile_m, "m_input": tile_m}, (8, 1))
         if m % (tile_m * 8) == 0 and tile_m * k <= 16384:
             return call
-        halved = KernelCall("gemv", "external", {"M": m, "K": k}, {"tile_m": tile_m, "m_input": 1}, (8, 1))
+        halved = Config("gemv", "external", {"M": m, "K": k}, {"tile_m": tile_m, "m_input": 1}, (8, 1))
         if tile_m == 2 and m % 16 == 0:
             return halved
     herd = _divisor(max(m // 2, 1), 8)
-    return KernelCall("gemv", "external", {"M": m, "K": k}, {"tile_m": 2, "m_input": 1}, (herd, 1))
+    return Config("gemv", "external", {"M": m, "K": k}, {"tile_m": 2, "m_input": 1}, (herd, 1))
 
 
 def rows_herd(rows: int) -> tuple[int, int]:
@@ -135,7 +120,7 @@ def rows_herd(rows: int) -> tuple[int, int]:
     return (next(h for h in (8, 4, 2, 1) if rows % h == 0), 1)
 
 
-def attention(lq: int, lk: int, head_dim: int, q_heads: int, kv_heads: int, causal: bool) -> KernelCall:
+def attention(lq: int, lk: int, head_dim: int, q_heads: int, kv_heads: int, causal: bool) -> Config:
     """Return attention with the published tiling of its head dimension."""
     wide = head_dim > 128
     tile = {
@@ -148,4 +133,4 @@ def attention(lq: int, lk: int, head_dim: int, q_heads: int, kv_heads: int, caus
     dims = {"lq": lq, "lk": lk, "head_dim": head_dim, "q_heads": q_heads, "kv_heads": kv_heads}
     attrs: dict[str, object] = {"causal": causal, "heads_per_unroll": unroll, "num_cascade_stages": 4}
     method = "seq_first" if head_dim <= 64 else "head_first"
-    return KernelCall("flash_attention", method, dims, tile, (8, 4), attrs)
+    return Config("flash_attention", method, dims, tile, (8, 4), attrs)

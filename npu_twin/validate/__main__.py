@@ -11,7 +11,6 @@ from pathlib import Path
 
 from npu_twin.extensions import ExtensionMissing
 from npu_twin.timing import models, rows
-from npu_twin.timing.fit import write_atomically
 from npu_twin.validate import latency, numerics, plots, report
 
 DEFAULT_FOLDER = Path("reports/twin")
@@ -77,23 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     print(report.text(found, options.verbose))
     options.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.output / "tables.md", report.markdown(found))
+    report.write_atomically(options.output / "tables.md", report.markdown(found))
     content = json.dumps(report.as_json(found), indent=1) + "\n"
-    write_atomically(options.output / "validation.json", content)
+    report.write_atomically(options.output / "validation.json", content)
     if options.json:
-        write_atomically(options.json, content)
+        report.write_atomically(options.json, content)
     if options.docs:
         try:
             text = report.refresh(options.docs.read_text(encoding="utf-8"), found)
         except (OSError, ValueError) as error:
             parser.error(f"{options.docs}: {error}")
-        write_atomically(options.docs, text)
-        plots.write(options.docs.with_suffix(""), found.kernels, found.models, ".png")
+        report.write_atomically(options.docs, text)
+        plots.write(options.docs.with_suffix(""), found.kernels, found.models)
     files = plots.write(options.output, found.kernels, found.models)
-    print(
-        f"{options.output}: tables, results"
-        + (f" and {len(files)} plots" if files else "; no plots (matplotlib is missing)")
-    )
+    print(f"{options.output}: tables, results" + (f" and {len(files)} plots" if files else ""))
     return 1 if found.failures() else 0
 
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from npu_twin.opset import Values
 from npu_twin.timing import fit, predictor
 from npu_twin.timing.exceptions import entry_of
 from npu_twin.timing.models import ModelFile, ModelRecord, nearest
-from npu_twin.timing.parameters import Values, current
+from npu_twin.timing.parameters import current
 from npu_twin.timing.rows import Row, Unjudged, predict_us
 from npu_twin.validate import limits
 

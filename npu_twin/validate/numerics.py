@@ -20,7 +20,7 @@ from typing import Any
 
 from npu_twin import npu2
 from npu_twin.extensions import kernel_references
-from npu_twin.opset import OPS
+from npu_twin.ops import OPS
 from npu_twin.timing import records
 from npu_twin.validate import known
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -328,3 +329,10 @@ def _markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> st
     out = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     escaped = (" | ".join(cell.strip().replace("|", "\\|") for cell in line) for line in lines)
     return "\n".join([*out, *(f"| {line} |" for line in escaped)])
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the content of `path` in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -24,7 +24,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[a
     def find(name: str) -> tuple[audit.AuditOutcome, Path]:
         if name not in done:
             out = tmp_path_factory.mktemp(name)
-            done[name] = (audit.in_fresh_process(RIGGED / name, out=out, ladder=False), out)
+            done[name] = (audit.in_fresh_process(audit.AuditRequest(RIGGED / name, ladder=False), out), out)
         return done[name]
 
     return find
@@ -72,7 +72,7 @@ def test_rigged_adapter_is_found_out(
 
 @pytest.mark.slow
 def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
-    outcome = audit.in_fresh_process(RIGGED / "honest", out=tmp_path)
+    outcome = audit.in_fresh_process(audit.AuditRequest(RIGGED / "honest"), tmp_path)
     assert outcome.ok, outcome.message
     assert outcome.payload["verdict"] == "PASS-with-warnings"
     assert {f["key"] for f in outcome.payload["findings"] if f["status"] == "WARN"} == {"checkpoint"}
@@ -101,7 +101,9 @@ def test_same_deployment_without_a_trick(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_planted_mock_fails(tmp_path: Path) -> None:
-    outcome = audit.in_fresh_process(Path("qwen2"), out=tmp_path, ladder=False, fault="gate_on_a_mock")
+    outcome = audit.in_fresh_process(
+        audit.AuditRequest(Path("qwen2"), ladder=False, fault="gate_on_a_mock"), tmp_path
+    )
     assert not outcome.ok
     assert "no program was started on the device" in outcome.message
 

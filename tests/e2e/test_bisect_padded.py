@@ -37,7 +37,7 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deploymen
         driver.select("twin")
         make_checkpoint(folder / "checkpoint", "qwen2", FIELDS, tokenizer=None, seed=3)
         made = new_model(str(folder / "checkpoint"), name="padded_widths", into=folder / "models")
-        opened = Deployment.from_folder(made.folder)
+        opened = Deployment.from_folder(made.data["folder"])
         environment = {name: os.environ[name] for name in ("PYTEST_NPU_CACHE", "NPU_KERNEL_REGISTRY")}
     yield opened, environment
     opened.release_runners()

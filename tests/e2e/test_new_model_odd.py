@@ -162,9 +162,9 @@ def test_an_unseen_model_passes_the_gates(name: str, tmp_path: Path) -> None:
     # imported by path: a name of its own per model, as one process holds them all
     made = new_model(str(folder), name="odd_" + name.replace("-", "_"), into=tmp_path / "models")
     assert odd.says in made.text()
-    assert made.result["share"]["prefill"] > 0.3
+    assert made.data["share"]["prefill"] > 0.3
 
-    deployment = Deployment.from_folder(made.folder)
+    deployment = Deployment.from_folder(made.data["folder"])
     prompts = deployment.prompts(2)
     outcome = gates.topk_gate(deployment, deployment.hf_reference(), prompts)
     assert outcome.ok, outcome.message

@@ -224,12 +224,12 @@ def test_nothing_of_that_name(tmp_path: Path) -> None:
 def test_a_failure_while_the_folder_is_staged_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from npu_deploy import gate_tests
+    from npu_deploy import scaffold
 
     def broken(*_arguments: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(gate_tests, "write", broken)
+    monkeypatch.setattr(scaffold, "_record", broken)
     with pytest.raises(OSError, match="disk full"):
         CliRunner().invoke(
             app,

@@ -17,6 +17,7 @@ import pytest
 from llms.llama_kernel_builder import driver, llama_loop
 from llms.llama_kernel_builder.weights import ModelWeights
 from llms.smollm2_135m import smollm2_135m_inference as inference
+from llms.verify.contract.capture import capture, capture_diagnosis
 from llms.verify.contract.deployment import Deployment
 from llms.verify.contract.topk import judge
 from llms.verify.gates.phase6 import gate as gates
@@ -41,10 +42,10 @@ def verdicts(smollm2: Deployment) -> dict[str, Any]:
     max_seq = gates.sequence_length([prompt], N_TOKENS)
     smollm2.runner(max_seq).session.cache.runtime.close_contexts()  # type: ignore[attr-defined]
     run = smollm2.hf_reference().run(prompt.ids, N_TOKENS)
-    captured = smollm2.capture(prompt, n_tokens=N_TOKENS, max_seq=max_seq)
+    captured = capture(smollm2.runner(max_seq), prompt.ids, n_tokens=N_TOKENS)
     topk = judge([captured.trace], [run.trace()], n_tokens=N_TOKENS)
     short = smollm2.hf_reference().run(prompt.ids, 9)
-    inside = smollm2.capture_diagnosis(prompt, short.fed, max_seq=max_seq)
+    inside = capture_diagnosis(smollm2.runner(max_seq), prompt.ids, short.fed)
     return {"topk": topk, "diagnosis": gates.diagnosis_problems(diagnose(inside, short))}
 
 

@@ -52,7 +52,7 @@ PHASE_6 = RunRequest(first=6, last=6, force=True)
 def run_every() -> tuple[int, list[str]]:
     """`npu-deploy run --all --from 6 --to 6 --force`."""
     outcome = run_all(PHASE_6)
-    return outcome.exit_code, [row["verdict"] for row in outcome.result["models"]]
+    return outcome.exit_code, [row["verdict"] for row in outcome.data["models"]]
 
 
 def states() -> dict[str, Any]:

@@ -284,13 +284,10 @@ class Bench:
     def _audit(self, deployment: Deployment, row: Row) -> None:
         """In a process of its own, which plants the fault again."""
         with tempfile.TemporaryDirectory(prefix="fault-audit-") as folder:
-            outcome = audit.in_fresh_process(
-                deployment.folder,
-                out=Path(folder),
-                checkpoint=self.path,
-                ladder=False,
-                fault=row.fault.name,
+            request = audit.AuditRequest(
+                deployment.folder, checkpoint=self.path, ladder=False, fault=row.fault.name
             )
+            outcome = audit.in_fresh_process(request, Path(folder))
         row.cells["audit"] = Cell("passed") if outcome.ok else Cell("caught", outcome.message)
 
     def climb(self, deployment: Deployment, prompts: Sequence[EncodedPrompt]) -> LadderOutcome:

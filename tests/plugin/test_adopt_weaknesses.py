@@ -114,7 +114,9 @@ def test_a_weakness_is_caught_by(
     tree = Path(shutil.copytree(EXAMPLE / "llms", tmp_path / "llms"))
     adapter = tree / "second_llama" / "verify_adapter.py"
     adapter.write_text(adapter.read_text() + WRAP.format(prefill=plant.prefill, decode=plant.decode))
-    deployment = RemoteDeployment(RemoteAdapter(adapter.parent, RemoteSettings()), use_cache=False)
+    deployment = RemoteDeployment(
+        RemoteAdapter(adapter.parent, RemoteSettings(pyxrt="npu_twin.pyxrt")), use_cache=False
+    )
     for name in plant.blind:
         ok, message = judged(name, deployment)
         assert ok, message

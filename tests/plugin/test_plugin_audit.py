@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from pytest_npu.report import audit_view
 from pytest_npu.report.audit import write_audit
-from pytest_npu.report.html import render_report
-from pytest_npu.report.markdown import render_markdown
 from pytest_npu.report.model import build_run_report
+from pytest_npu.report.render import render_markdown, render_report
 from pytest_npu.report.write import render_folder
 
 COMMAND = "python -m llms.audit llms/thing"

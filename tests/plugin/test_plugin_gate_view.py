@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import sample_log
 from pytest_npu.report import build_run_report, gate_view, plots, view
-from pytest_npu.report.html import render_report
+from pytest_npu.report.render import render_report
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import sample_log
 from pytest_npu.core.events import EventLog, atomic_write, clip, read_events, to_jsonable
 from pytest_npu.core.exceptions import EventLogError, RecordError
 from pytest_npu.report import build_run_report, index, plots, view
-from pytest_npu.report.markdown import render_markdown
+from pytest_npu.report.render import render_markdown
 from pytest_npu.report.results import results_of
 from pytest_npu.report.runlogs import RunLogs
 from pytest_npu.report.timing import timing_of

@@ -10,9 +10,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import sample_log
 from pytest_npu.report import build_run_report
-from pytest_npu.report.html import render_report
 from pytest_npu.report.junit import render_junit
-from pytest_npu.report.markdown import render_markdown
+from pytest_npu.report.render import render_markdown, render_report
 from pytest_npu.report.results import results_of
 
 

@@ -42,7 +42,7 @@ def launch(
     **where: tuple[str, int],
 ) -> Launch:
     """A launch whose operands are arguments of their own unless ``where`` gives (argument, offset)."""
-    from npu_twin.opset import OPS
+    from npu_twin.ops import OPS
 
     signature = OPS[op].signature(dims, method, tile or {})
     operands = {

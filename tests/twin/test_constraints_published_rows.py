@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import kernel_registry
-from npu_twin.constraints import Config, check, legal_configs
-from npu_twin.constraints.search import TIER_METHODS
+from npu_twin.constraints import TIER_METHODS, Config, check, legal_configs
 
 _DETAILS = Path(kernel_registry.__file__).parent / "details"
 _TILE_KEYS = {

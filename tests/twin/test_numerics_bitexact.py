@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from npu_twin.datapath import attention as attention_module
 from npu_twin.datapath import run_launch, standalone_launch
+from npu_twin.ops.flash_attention import datapath as attention_module
 
 F = np.float32
 

@@ -20,7 +20,7 @@ from npu_twin.datapath import (
     standalone_launch,
 )
 from npu_twin.memory import OperandView
-from npu_twin.opset import OPS
+from npu_twin.ops import OPS
 
 SMALL = {
     "gemm": ({"M": 16, "K": 64, "N": 32}, ("drain", "fused-cast", "direct", "external")),

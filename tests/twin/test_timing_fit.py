@@ -9,6 +9,7 @@ import math
 import pytest
 
 from npu_twin.timing import exceptions, fit, models, optimise, parameters, records, rows
+from tools import twin_calibration
 
 ROWS, UNJUDGED = rows.split(rows.read_records(rows.PUBLISHED_KERNELS))
 MODELS = models.read_models(models.PUBLISHED_MODELS).records
@@ -139,10 +140,10 @@ def test_check_notices_a_changed_value(tmp_path, capsys):
     changed = tmp_path / "timing_parameters.json"
     text = json.dumps(content)
     changed.write_text(text, encoding="utf-8")
-    assert fit._agrees(changed, text)
+    assert twin_calibration.agrees(changed, text)
     content["parameters"][0]["value"] *= 1.1
-    assert not fit._agrees(changed, json.dumps(content))
-    assert not fit._agrees(tmp_path / "absent.json", text)
+    assert not twin_calibration.agrees(changed, json.dumps(content))
+    assert not twin_calibration.agrees(tmp_path / "absent.json", text)
 
 
 @pytest.mark.parametrize("content", ["[", '{"rows": []}', '{"records": [1]}'])
@@ -281,7 +282,7 @@ def test_quantised_models_are_not_claimed(tmp_path):
         ({"ttft_s": -1.0}, "ttft_s must be a positive number"),
         ({"ttft_s": "fast"}, "ttft_s must be a positive number"),
         ({"seq_len": 0}, "seq_len must be a positive whole number"),
-        ({"emb_dim": None}, "no hidden_size or emb_dim"),
+        ({"emb_dim": None}, "no emb_dim"),
         ({"vocab_size": 10**12}, "vocab_size must be a whole number"),
         ({"head_dim": 63}, "even head_dim"),
         ({"n_kv_heads": 5}, "cannot share"),
@@ -311,7 +312,8 @@ def read_one(tmp_path, record):
 HF_CONFIG = {
     **{"model_type": "qwen3", "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16},
     **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936},
-    **{"hidden_act": "silu", "rms_norm_eps": 1e-6},
+    **{"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "rope_theta": 1e6},
+    **{"attention_bias": False, "tie_word_embeddings": True},
 }
 
 

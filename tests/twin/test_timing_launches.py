@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from npu_twin import timing
-from npu_twin.timing import kernels, parameters
-from npu_twin.timing.tiling import KernelCall, attention, gemm, gemv
+from npu_twin.ops.gemv import largest_divisor
+from npu_twin.opset import Config
+from npu_twin.timing import parameters
+from npu_twin.timing.tiling import attention, gemm, gemv
 
 GEMM = gemm(2048, 2048, 2048)
 LAUNCHES = [
@@ -20,18 +22,18 @@ LAUNCHES = [
     gemm(256, 576, 576),
     gemm(2048, 2048, 11008),
     gemv(2048, 2048),
-    KernelCall("gemv_add", "cascade", {"M": 2048, "K": 8192}, {"tile_m": 8}),
-    KernelCall("norm_gateup_swiglu", "cascade", {"emb": 2048, "hidden": 8192}, {"tile_m": 8}),
-    KernelCall("rms_norm", "weighted", {"M": 2048, "N": 1024}),
-    KernelCall("rms_norm", "weighted", {"M": 1, "N": 1024}, herd=(1, 1)),
-    KernelCall("layer_norm", "affine", {"M": 1024, "N": 768}),
-    KernelCall("rope", "half_split", {"rows": 16384, "head_dim": 64}),
+    Config("gemv_add", "cascade", {"M": 2048, "K": 8192}, {"tile_m": 8}),
+    Config("norm_gateup_swiglu", "cascade", {"emb": 2048, "hidden": 8192}, {"tile_m": 8}),
+    Config("rms_norm", "weighted", {"M": 2048, "N": 1024}),
+    Config("rms_norm", "weighted", {"M": 1, "N": 1024}, herd=(1, 1)),
+    Config("layer_norm", "affine", {"M": 1024, "N": 768}),
+    Config("rope", "half_split", {"rows": 16384, "head_dim": 64}),
     attention(512, 512, 64, 12, 6, causal=True),
     attention(512, 512, 128, 32, 8, causal=True),
-    KernelCall("eltwise_add", "", {"n": 4194304}),
-    KernelCall("bias_add", "", {"rows": 1024, "n": 768}),
-    KernelCall("silu_mul", "", {"n": 4194304}),
-    KernelCall("gelu", "", {"n": 4194304}, herd=(8, 2)),
+    Config("eltwise_add", "", {"n": 4194304}),
+    Config("bias_add", "", {"rows": 1024, "n": 768}),
+    Config("silu_mul", "", {"n": 4194304}),
+    Config("gelu", "", {"n": 4194304}, herd=(8, 2)),
 ]
 
 
@@ -53,7 +55,7 @@ def named(call, name):
 
 
 def with_dims(call, **dims):
-    return KernelCall(call.op, call.method, {**call.dims, **dims}, call.tile, call.herd, call.attrs)
+    return Config(call.op, call.method, {**call.dims, **dims}, call.tile, call.herd, call.attrs)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=lambda c: f"{c.op}-{'x'.join(map(str, c.dims.values()))}")
@@ -94,22 +96,20 @@ def test_more_work_takes_longer_but_not_more_than_in_proportion(launch, grown):
 
 def test_a_gemm_reads_less_with_a_wider_tile():
     narrow = {**GEMM.tile, "tile_n": 32}
-    slow = KernelCall("gemm", "external", GEMM.dims, narrow, GEMM.herd)
-    fast = KernelCall("gemm", "external", GEMM.dims, GEMM.tile, GEMM.herd)
+    slow = Config("gemm", "external", GEMM.dims, narrow, GEMM.herd)
+    fast = Config("gemm", "external", GEMM.dims, GEMM.tile, GEMM.herd)
     assert timing.standalone_us(slow) > 1.3 * timing.standalone_us(fast)
 
 
 def test_the_fused_cast_pays_for_its_second_launch():
-    fused, plain = (
-        KernelCall("gemm", m, GEMM.dims, GEMM.tile, GEMM.herd) for m in ("fused-cast", "external")
-    )
+    fused, plain = (Config("gemm", m, GEMM.dims, GEMM.tile, GEMM.herd) for m in ("fused-cast", "external"))
     extra = timing.standalone_us(fused) - timing.standalone_us(plain)
     cast_of_four_million = 4.2e6 * 6 / 200e3  # 6 bytes an element at a rate no part of the device reaches
     assert extra > cast_of_four_million
 
 
 def test_half_the_array_takes_about_twice_as_long_for_a_norm():
-    whole, half = (KernelCall("rms_norm", "weighted", {"M": 4096, "N": 1024}, {}, (h, 1)) for h in (8, 4))
+    whole, half = (Config("rms_norm", "weighted", {"M": 4096, "N": 1024}, {}, (h, 1)) for h in (8, 4))
     assert 1.7 < timing.standalone_us(half) / timing.standalone_us(whole) < 2.05
 
 
@@ -169,20 +169,20 @@ def test_host_operations():
 
 def test_an_unknown_operation_is_named():
     with pytest.raises(ValueError, match="conv2d"):
-        timing.launch_us(KernelCall("conv2d", "", {}))
+        timing.launch_us(Config("conv2d", "", {}))
 
 
 def test_a_tile_that_is_missing_is_named():
     with pytest.raises(KeyError, match="tile_m"):
-        timing.launch_us(KernelCall("gemm", "drain", {"M": 256, "K": 256, "N": 256}, {}, (8, 4)))
+        timing.launch_us(Config("gemm", "drain", {"M": 256, "K": 256, "N": 256}, {}, (8, 4)))
 
 
 def test_nothing_heavy_is_imported():
     code = (
         "import sys; from npu_twin import timing\n"
-        "timing.predict({'hidden_size': 576, 'num_hidden_layers': 30, 'num_attention_heads': 9,"
-        " 'num_key_value_heads': 3, 'intermediate_size': 1536, 'vocab_size': 49152})\n"
-        "print([m for m in ('numpy', 'scipy', 'torch', 'matplotlib', 'kernel_registry') if m in sys.modules])"
+        "timing.predict(timing.ModelSizes(30, 576, 9, 3, 64, 1536, 49152))\n"
+        "heavy = ('scipy', 'torch', 'llvmlite', 'matplotlib', 'kernel_registry', 'llms')\n"
+        "print([m for m in heavy if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
@@ -201,9 +201,9 @@ def test_parameters_are_few_and_each_is_explained():
 def test_a_broken_parameter_file_is_named(tmp_path):
     path = tmp_path / "timing_parameters.json"
     path.write_text('{"parameters": [{"name": "gemm.ddr_gbps"}]}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"timing_parameters\.json.*npu_twin\.timing\.fit"):
+    with pytest.raises(ValueError, match=r"timing_parameters\.json.*tools\.twin_calibration"):
         parameters.read_file(path)
 
 
 def test_largest_divisor():
-    assert [kernels.largest_divisor(n, 4) for n in (1, 7, 38, 70, 128, 9)] == [1, 1, 2, 2, 4, 3]
+    assert [largest_divisor(n, 4) for n in (1, 7, 38, 70, 128, 9)] == [1, 1, 2, 2, 4, 3]

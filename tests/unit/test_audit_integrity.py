@@ -63,7 +63,7 @@ def test_another_constant(shipped: integrity.Snapshot, monkeypatch: pytest.Monke
         ("llms.verify.gates.phase1.kernel_laws", "baseline"),
         ("llms.verify.gates.optimisation", "compare_logits"),
         ("llms.verify.gates.measure", "judge"),
-        ("llms.verify.gates.phase6.performance", "first_token"),
+        ("llms.verify.gates.phase6.performance", "set_up"),
         ("llms.checkpoints", "load_tensors"),
         ("llms.verify.reference.kernels.tolerances", "tolerance"),
         ("llms.verify.reference.kernels.references", "reference_output"),

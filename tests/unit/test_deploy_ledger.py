@@ -141,7 +141,6 @@ def test_device_time_is_taken_off_only_where_it_is_real() -> None:
 def facts(model: ModelFolder, **changes: Any) -> documents.Facts:
     given: dict[str, Any] = {
         "model": model,
-        "title": "thing",
         "phases": [result(0, "PASS")],
         "known": {0: "PASS", 1: "FAIL"},
         "device": "twin (modelled)",
@@ -151,7 +150,6 @@ def facts(model: ModelFolder, **changes: Any) -> documents.Facts:
         "reasons": ["not on silicon"],
         "config": None,
         "report": None,
-        "complete": True,
     }
     return documents.Facts(**{**given, **changes})
 
@@ -193,9 +191,7 @@ def test_no_result_of_a_run_is_committed() -> None:
 
 
 def test_the_hand_off_of_a_stopped_run_names_the_phase(model: ModelFolder) -> None:
-    stopped = facts(
-        model, phases=[result(0, "PASS"), replace(result(1, "FAIL"), reason="too far")], complete=False
-    )
+    stopped = facts(model, phases=[result(0, "PASS"), replace(result(1, "FAIL"), reason="too far")])
     documents.write_all(stopped, model.folder)
     page = (documents.results_of(model) / "handoff.md").read_text()
     assert "hand-off (stopped)" in page

@@ -86,7 +86,7 @@ def runner(tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> Itera
     # Loading a tokenizer costs seconds and this runner wants none.
     blind = "\nimport sys\nsys.modules['__main__'].tokenizer_of = lambda path: None\n"
     (folder / "verify_adapter.py").write_text(textwrap.dedent(ADAPTER) + blind)
-    adapter = RemoteAdapter(folder, RemoteSettings(limit_s=60, device=held))
+    adapter = RemoteAdapter(folder, RemoteSettings(pyxrt="npu_twin.pyxrt", limit_s=60, device=held))
     assert adapter.DEFAULT_MODEL == "base"
     assert vars(adapter.build_config()) == {"n_layers": 1, "emb_dim": 4, "n_kv_heads": 1, "head_dim": 4}
     built = adapter.build_runner("org/base", None, 64, TOKENIZER)
@@ -145,7 +145,7 @@ def test_a_device_is_free_after_a_start_that_failed(runner: RemoteRunner, held: 
 
 def test_a_worker_that_nobody_closed_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_NPU_CACHE", str(tmp_path))
-    worker = Worker(tmp_path, silicon=False, limit_s=60)
+    worker = Worker(tmp_path, pyxrt="npu_twin.pyxrt", limit_s=60)
     process = worker._process
     del worker
     assert process.poll() is not None

@@ -133,7 +133,7 @@ def test_a_silicon_row_beside_it_keeps_the_choice(swept: Path) -> None:
 def test_recalibration_makes_rows_stale(swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(swept, "check") == 0
     slower = {**current(), "stream.silu_mul_ns": 2 * current()["stream.silu_mul_ns"]}
-    monkeypatch.setattr("npu_twin.timing.launch.current", lambda: slower)
+    monkeypatch.setattr("npu_twin.timing.kernels.current", lambda: slower)
     assert run(swept, "check") == 1
     assert run(swept, "sweep", "--stale") == 0
     assert run(swept, "check") == 0

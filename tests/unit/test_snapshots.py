@@ -17,7 +17,7 @@ from llms.llama_kernel_builder.llama_loop import all_programs
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.llama_kernel_builder.program import Program
 from llms.verify.contract.deployment import load_adapter
-from npu_deploy import gate_tests, scaffold
+from npu_deploy import scaffold
 from npu_twin import compiler
 from npu_twin.listing import Listing
 
@@ -63,6 +63,7 @@ def test_programs_of_a_model(snapshot, model):
 def row(provenance: str, **fields: Any) -> dict[str, Any]:
     figures = {"latency_us": 87.6, "mean_rel_L1": 0.01038, "abs_err_max": 0.04688, "elements_over": 0}
     return {
+        "id": provenance,
         "op": "silu_mul",
         "dims": {"n": 512},
         "dtype_in": "bf16",
@@ -113,15 +114,15 @@ def rendered_scaffold() -> dict[str, str]:
 
 def test_scaffolded_code(snapshot):
     code = {path: text.splitlines() for path, text in rendered_scaffold().items() if path.endswith(".py")}
+    code = {path: lines for path, lines in code.items() if not path.startswith("tests/")}
     assert code == snapshot
 
 
-def test_scaffolded_files_and_headings(snapshot, tmp_path):
-    gate_tests.write(tmp_path)
+def test_scaffolded_files_and_headings(snapshot):
     documents = {
         path: [line for line in text.splitlines() if line.startswith("#")] if path.endswith(".md") else []
         for path, text in rendered_scaffold().items()
         if not path.endswith(".py")
     }
-    tests = sorted(path.name for path in tmp_path.iterdir())
+    tests = sorted(path.removeprefix("tests/") for path in rendered_scaffold() if path.startswith("tests/"))
     assert json.loads(json.dumps({"documents": documents, "tests": tests})) == snapshot

@@ -352,15 +352,13 @@ def test_no_model_and_no_gate_names_a_toolchain() -> None:
     assert guilty == []
 
 
-#: The seam itself; what predicts or measures on the twin by its name; the process of adopted deployments,
-#: which puts the twin in the place of pyxrt. Faults of a deployment's own code are declared in the twin's
-#: terms (llms/faults) and are no part of a run.
+#: The seam itself, and what predicts or measures on the twin by its name. Faults of a deployment's own code
+#: are declared in the twin's terms (llms/faults) and are no part of a run.
 SEAM = {
     "llama_kernel_builder/driver.py",
     "llama_kernel_builder/toolchains/seam.py",
     "llama_kernel_builder/bench.py",
     "llama_kernel_builder/deployment/describe.py",
-    "verify/foreign/worker.py",
 }
 
 

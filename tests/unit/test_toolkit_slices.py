@@ -22,10 +22,10 @@ from llms.llama_kernel_builder.block_runner import BlockRunner
 from llms.llama_kernel_builder.cache import KernelCache
 from llms.llama_kernel_builder.deployment.arithmetic_of import describe_arithmetic
 from llms.llama_kernel_builder.device_config import column_slices, deviations, gemv_slices
+from llms.llama_kernel_builder.generic import generic_sequence
 from llms.llama_kernel_builder.kernels import recording
 from llms.llama_kernel_builder.model_config import ModelConfig
 from llms.verify.reference.arithmetic import DescriptionError, LinearArithmetic, products
-from npu_deploy.scaffold import generic_sequence
 from npu_twin import constraints, timing
 
 HIDDEN, ROWS = 18944, 64
@@ -103,7 +103,10 @@ def test_every_kernel_of_the_published_large_sizes_is_legal(fields: dict[str, An
 
 
 def test_the_prediction_counts_the_slices() -> None:
-    whole, cut = timing.predict({**SEVEN_B, "intermediate_size": 9472}), timing.predict(SEVEN_B)
+    whole, cut = (
+        timing.predict(timing.ModelSizes(28, 3584, 28, 4, 128, hidden, 152064, qkv_bias=True))
+        for hidden in (9472, 18944)
+    )
     one, two = (
         next(p.per_call_ms for p in found.breakdown if p.kind == "elf" and p.name == "down_gemv")
         for found in (whole, cut)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llms.checkpoints import CheckpointError
+from llms.verify.contract.capture import capture
 from llms.verify.contract.deployment import Deployment
 from llms.verify.contract.models import DeploymentError, find_folder, known_models
 
@@ -76,10 +77,9 @@ def test_a_foreign_adapter_loads_unmodified(tmp_path: Path, tiny_tokenizer: None
 
 
 def test_a_capture_of_a_foreign_runner_is_a_copy(tmp_path: Path, tiny_tokenizer: None) -> None:
-    from llms.verify.contract.chat import EncodedPrompt
 
     deployment = Deployment.from_folder(write(tmp_path, ADAPTER))
-    done = deployment.capture(EncodedPrompt("x", (1, 2, 3), "base"), n_tokens=4, keep_logits=True)
+    done = capture(deployment.runner(), (1, 2, 3), n_tokens=4, keep_logits=True)
     assert done.trace.tokens == (3, 3, 4, 5)
     assert [int(np.argmax(row)) for row in done.logits] == [3, 3, 4, 5]  # the runner reuses one row
 

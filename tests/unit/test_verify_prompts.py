@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llms.verify.contract.chat import encode_prompt, stop_ids
+from llms.verify.contract.chat import encode_prompt
 from llms.verify.contract.prompts import load_prompts, parse_prompts
 from llms.verify.contract.topk import TokenStep, TokenTrace, judge
 from llms.verify.gates.payloads import describe_failure, token_text, topk_gate_payload
@@ -97,13 +97,6 @@ def test_prompts_that_cannot_be_encoded_are_refused(tokenizer: Any) -> None:
         encode_prompt(tokenizer, "  ", "base")
     with pytest.raises(ValueError, match="no chat template"):
         encode_prompt(SimpleNamespace(chat_template=None, bos_token_id=None), "hello", "instruct")
-
-
-def test_stop_ids_join_tokenizer_and_generation_config() -> None:
-    tokenizer = SimpleNamespace(eos_token_id=2)
-    assert stop_ids(tokenizer, {"eos_token_id": [7, 9]}) == {2, 7, 9}
-    assert stop_ids(tokenizer, {"eos_token_id": 7}) == {2, 7}
-    assert stop_ids(tokenizer) == {2}
 
 
 def _gate(tokenizer: Any, fail: bool) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from llms.verify.gates.phase3.gate import baseline_gate
 from llms.verify.gates.phase4.gate import prefill_gate
 from llms.verify.gates.phase5.gate import decode_gate
 from llms.verify.gates.phase6.performance import set_up
-from npu_deploy import gate_tests
+from npu_deploy.scaffold import TEMPLATES
 
+FILES = {path.name.removesuffix(".j2"): path.read_text() for path in (TEMPLATES / "tests").iterdir()}
 LLMS = Path(__file__).resolve().parents[2] / "llms"
 
 
@@ -32,14 +33,14 @@ def qwen2() -> Deployment:
 
 def imported(name: str) -> dict[str, str]:
     """What a test file imports from the suite, name -> name in the file."""
-    node = ast.parse(gate_tests.text_of(name)).body[1]
+    node = ast.parse(FILES[name]).body[1]
     assert isinstance(node, ast.ImportFrom)
     assert node.module == suite.__name__
     return {alias.name: alias.asname or alias.name for alias in node.names}
 
 
 def test_every_test_of_the_suite_is_in_one_file() -> None:
-    files = [imported(name) for name in gate_tests.FILES]
+    files = [imported(name) for name in FILES]
     tests = [test for names in files for test in names if test.startswith("test_")]
     assert sorted(tests) == sorted(name for name in vars(suite) if name.startswith("test_"))
     for names in files:
@@ -47,12 +48,12 @@ def test_every_test_of_the_suite_is_in_one_file() -> None:
             assert hasattr(suite, name)
 
 
-@pytest.mark.parametrize("name", gate_tests.FILES)
+@pytest.mark.parametrize("name", FILES)
 def test_the_phase_of_a_file_is_that_of_its_tests(name: str, tmp_path: Path) -> None:
     from pytest_npu.core.phases import phases_in
 
     path = tmp_path / name
-    path.write_text(gate_tests.text_of(name))
+    path.write_text(FILES[name])
     marked = {
         mark.name
         for test in imported(name)

@@ -42,6 +42,11 @@ class Share:
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**counts, "prefill": round(self.prefill, 6), "decode": round(self.decode, 6)}
 
+    def sentence(self) -> str:
+        """Capitalised, with a full stop."""
+        text = str(self)
+        return f"{text[:1].upper()}{text[1:]}."
+
     def __str__(self) -> str:
         return (
             f"device's share of the operations: {self.prefill:.1%} of a prefill of {self.seq_len} tokens, "
@@ -118,6 +123,12 @@ class Speed:
     def tps(self) -> float:
         """Tokens per second in steady state."""
         return 1e3 / self.tpot_ms
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able data without the breakdown."""
+        error = {"ttft": self.ttft_error, "tpot": self.tpot_error}
+        times = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "tps": self.tps}
+        return {"device": "twin (modelled)", "seq_len": self.seq_len, **times, "expected_error": error}
 
     def __str__(self) -> str:
         return (

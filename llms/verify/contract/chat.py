@@ -72,14 +72,3 @@ def _check_begin(tokenizer: Any, ids: tuple[int, ...]) -> None:
         raise ValueError(
             f"the begin token {begin} stands twice: a template was encoded with special tokens again"
         )
-
-
-def stop_ids(tokenizer: Any, generation_config: dict[str, Any] | None = None) -> frozenset[int]:
-    """Return the ids that end a generation: the tokenizer's EOS and those of ``generation_config.json``."""
-    found: set[int] = set()
-    if tokenizer.eos_token_id is not None:
-        found.add(int(tokenizer.eos_token_id))
-    listed = (generation_config or {}).get("eos_token_id")
-    if listed is not None:
-        found.update(int(token) for token in (listed if isinstance(listed, list) else [listed]))
-    return frozenset(found)

@@ -15,9 +15,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +25,13 @@ from typing import Any, TypeVar
 
 from llms.checkpoints import Checkpoint, resolve
 from llms.verify.contract.abilities import offered
-from llms.verify.contract.capture import Capture, DiagnosisCapture, capture, capture_diagnosis
 from llms.verify.contract.chat import EncodedPrompt, encode_prompt
 from llms.verify.contract.models import ADAPTER, ROOT
 from llms.verify.contract.models import DeploymentError as DeploymentError
 from llms.verify.contract.models import find_folder as find_folder
 from llms.verify.contract.prompts import STYLES, PromptStyle, load_prompts
 from llms.verify.contract.records import NpuRunner
-from llms.verify.contract.topk import N_TOKENS, K
+from llms.verify.contract.topk import N_TOKENS
 from llms.verify.reference.cache import ReferenceCache
 from llms.verify.reference.hf import HFReference
 from llms.verify.reference.matched import MatchedReference
@@ -129,7 +127,7 @@ class Deployment:
                 )
         self.model_name = str(adapter.resolve_model(wanted))
         self._runners: dict[tuple[int, bool, bool], NpuRunner] = {}
-        self._references: dict[tuple[str, bool], HFReference] = {}
+        self._references: dict[str, HFReference] = {}
         self._kept: dict[Hashable, tuple[Any, Exception | None]] = {}
 
     @classmethod
@@ -187,12 +185,7 @@ class Deployment:
     @cached_property
     def _config(self) -> Any:
         build = self.adapter.build_config
-        positional = [
-            item
-            for item in inspect.signature(build).parameters.values()
-            if item.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        ]
-        config = build(self.model_name) if positional else build()
+        config = build(self.model_name) if takes_model_name(build) else build()
         missing = [name for name in CONFIG_FIELDS if not hasattr(config, name)]
         if missing:
             raise DeploymentError(f"{self.folder / ADAPTER}: build_config() lacks {', '.join(missing)}")
@@ -208,15 +201,6 @@ class Deployment:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.reference_checkpoint.path, local_files_only=True)
-
-    @cached_property
-    def generation_config(self) -> dict[str, Any]:
-        """Content of the checkpoint's ``generation_config.json``, empty when it has none."""
-        path = self.reference_checkpoint.path / "generation_config.json"
-        if not path.exists():
-            return {}
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return content
 
     @cached_property
     def prompt_style(self) -> PromptStyle:
@@ -362,76 +346,51 @@ class Deployment:
         value: _T = kept[0]
         return value
 
-    def hf_reference(self, *, dtype: str = "bfloat16", use_cache: bool | None = None) -> HFReference:
-        """Return the HF reference of this deployment, one object per set of arguments.
+    def hf_reference(self, *, dtype: str = "bfloat16") -> HFReference:
+        """Return the HF reference of this deployment, one object per ``dtype`` (``bfloat16`` for gates).
 
-        Args:
-            dtype: ``bfloat16`` for gates.
-            use_cache: ``False`` bypasses the disk cache, ``None`` does what the deployment was opened with;
-                ``PYTEST_NPU_NO_REFERENCE_CACHE=1`` bypasses it everywhere.
+        The disk cache is bypassed where the deployment was opened so, and everywhere by
+        ``PYTEST_NPU_NO_REFERENCE_CACHE=1``.
         """
-        cached = self.use_cache if use_cache is None else use_cache
-        key = (dtype, cached)
-        if key not in self._references:
-            model = None
-            if callable(getattr(self.adapter, "build_hf_model", None)):
-                path = str(self.reference_checkpoint.path)
-                model = self.adapter.build_hf_model(self.model_name, path, self.config())
-            self._references[key] = HFReference(
-                self.reference_checkpoint,
-                dtype=dtype,
-                cache=ReferenceCache.default() if cached else None,
-                model=model,
+        if dtype not in self._references:
+            self._references[dtype] = HFReference(
+                self.reference_checkpoint, dtype=dtype, cache=self._cache(), model=self._own_model()
             )
-        return self._references[key]
+        return self._references[dtype]
 
-    def matched_reference(
-        self, *, use_cache: bool | None = None, reorder: int | None = None
-    ) -> MatchedReference:
-        """Return a new arithmetic-matched reference of this deployment; ``use_cache`` as for HF's.
+    def matched_reference(self, *, reorder: int | None = None) -> MatchedReference:
+        """Return a new arithmetic-matched reference of this deployment; disk cache as for HF's.
 
         ``reorder``: seed of another order of its sums, see
         :class:`llms.verify.reference.matched.MatchedReference`.
 
         An adapter's own ``build_hf_model`` is built anew for it, as the injection changes the model.
         """
-        cached = self.use_cache if use_cache is None else use_cache
-        model = None
-        if callable(getattr(self.adapter, "build_hf_model", None)):
-            path = str(self.reference_checkpoint.path)
-            model = self.adapter.build_hf_model(self.model_name, path, self.config())
         return MatchedReference(
-            self.reference_checkpoint,
-            cache=ReferenceCache.default() if cached else None,
-            model=model,
-            reorder=reorder,
+            self.reference_checkpoint, cache=self._cache(), model=self._own_model(), reorder=reorder
         )
 
-    def capture(
-        self,
-        prompt: EncodedPrompt,
-        *,
-        n_tokens: int = N_TOKENS,
-        k: int = K,
-        max_seq: int = MAX_SEQ,
-        forced: Sequence[int] | None = None,
-        keep_logits: bool = False,
-    ) -> Capture:
-        """Run one prompt on the device, see :func:`llms.verify.contract.capture.capture`."""
-        runner = self.runner(max_seq)
-        return capture(runner, prompt.ids, n_tokens=n_tokens, k=k, forced=forced, keep_logits=keep_logits)
+    def _cache(self) -> ReferenceCache | None:
+        return ReferenceCache.default() if self.use_cache else None
 
-    def capture_diagnosis(
-        self, prompt: EncodedPrompt, forced: Sequence[int], *, max_seq: int = MAX_SEQ
-    ) -> DiagnosisCapture:
-        """Run one prompt on the device with ``forced`` tokens and keep the inside view."""
-        return capture_diagnosis(self.runner(max_seq), prompt.ids, forced)
+    def _own_model(self) -> Any:
+        """The Hugging Face model that the adapter builds, None when it leaves that to the reference."""
+        build = getattr(self.adapter, "build_hf_model", None)
+        if not callable(build):
+            return None
+        return build(self.model_name, str(self.reference_checkpoint.path), self.config())
 
 
 def _close(runner: NpuRunner) -> None:
     close = offered(runner, "close")
     if close is not None:
         close()
+
+
+def takes_model_name(build_config: Callable[..., Any]) -> bool:
+    """Whether a ``build_config`` has a positional parameter; the contract's own has none."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(item.kind in kinds for item in inspect.signature(build_config).parameters.values())
 
 
 def _names_checkpoint(name: str) -> bool:

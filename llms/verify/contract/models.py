@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from llms.checkpoints import cache_root, exclusive, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 """The package that holds the model folders."""
@@ -55,17 +59,44 @@ def model_folders(root: Path = ROOT) -> list[ModelFolder]:
     return [read_folder(root / name) for name in known_models(root)]
 
 
+def _memory() -> Path:
+    return cache_root() / "deploy" / "folders.json"
+
+
+def remembered() -> list[Path]:
+    """Folders outside the package that :func:`remember` noted and that still exist, the newest last."""
+    try:
+        paths = [Path(text) for text in json.loads(_memory().read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return []
+    return [path for path in paths if (path / ADAPTER).is_file() and path.parent != ROOT]
+
+
+def remember(folder: Path) -> None:
+    """Note a folder outside the package, so that its name is enough from now on."""
+    with suppress(OSError), exclusive(_memory().with_suffix(".lock")):
+        paths = [path for path in remembered() if path != folder] + [folder]
+        write_atomically(_memory(), json.dumps([str(path) for path in paths], indent=1).encode())
+
+
+def all_models() -> list[ModelFolder]:
+    """Models of the package, then the remembered ones."""
+    return [*model_folders(), *map(read_folder, remembered())]
+
+
 def find_folder(path_or_model_name: str | Path) -> Path:
-    """The folder of a model, given its name or any path to it.
+    """The folder of a model, given its name (in this package or remembered) or any path to it.
 
     Raises:
         DeploymentError: there is no such folder or it has no adapter; the text lists the known models.
     """
-    candidates = [Path(path_or_model_name), ROOT / Path(path_or_model_name).name]
+    path = Path(path_or_model_name).expanduser()
+    candidates = [path, ROOT / path.name]
+    candidates += [folder for folder in reversed(remembered()) if folder.name == str(path)]
     for folder in candidates:
         if (folder / ADAPTER).is_file():
             return folder.resolve()
-    known = ", ".join(known_models()) or "none"
+    known = ", ".join(model.name for model in all_models()) or "none"
     if any(folder.is_dir() for folder in candidates):
         problem = f"model folder {path_or_model_name} has no {ADAPTER}"
     else:

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 PromptStyle = Literal["instruct", "base"]
 STYLES: tuple[PromptStyle, ...] = get_args(PromptStyle)
-DIAGNOSIS_PROMPT = "The capital of France is"
 
 
 def parse_prompts(text: str, source: str) -> tuple[str, ...]:

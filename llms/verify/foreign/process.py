@@ -66,11 +66,11 @@ class Worker:
 
     Args:
         folder: the adapter's folder.
-        silicon: whether ``pyxrt`` is the real one; otherwise the digital twin's.
+        pyxrt: module that is imported in place of ``pyxrt``; None for the real one.
         limit_s: longest time of one answer in seconds, 0 for no limit.
     """
 
-    def __init__(self, folder: Path, *, silicon: bool, limit_s: float) -> None:
+    def __init__(self, folder: Path, *, pyxrt: str | None, limit_s: float) -> None:
         self.cwd = working_folder(folder)
         self._limit_s = limit_s
         self._mark = uuid.uuid4().hex
@@ -79,7 +79,7 @@ class Worker:
         self._connection, theirs = multiprocessing.Pipe()
         with self._log.open("wb") as output, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(WORKER), str(theirs.fileno()), str(folder), str(int(silicon))],
+                [sys.executable, str(WORKER), str(theirs.fileno()), str(folder), pyxrt or ""],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -50,14 +50,14 @@ class RemoteSettings:
     Attributes:
         checkpoint: weights instead of the adapter's own.
         choice: key of its ``MODEL_CHOICES``, or an id.
-        silicon: whether its ``pyxrt`` is the real one.
+        pyxrt: module that its process imports in place of ``pyxrt``; None for the real one.
         limit_s: longest time of one answer in seconds, 0 for no limit.
         device: makes what is held while a runner's process lives, as that process owns the device.
     """
 
     checkpoint: Path | None = None
     choice: str | None = None
-    silicon: bool = False
+    pyxrt: str | None = None
     limit_s: float = 900.0
     device: Callable[[], AbstractContextManager[Any]] | None = None
 
@@ -153,7 +153,7 @@ class RemoteAdapter:
 
     def worker(self) -> Worker:
         """A new process; whoever asked for it closes it."""
-        return Worker(self.folder, silicon=self.settings.silicon, limit_s=self.settings.limit_s)
+        return Worker(self.folder, pyxrt=self.settings.pyxrt, limit_s=self.settings.limit_s)
 
     def warn_of(self, ended: WorkerExit) -> None:
         """Warn of what a process left behind."""
@@ -296,10 +296,10 @@ class RemoteDeployment(Deployment):
             texts = tuple(dict.fromkeys((*texts, *load_prompts(chosen))))
         return tuple(self.encode(text, chosen) for text in texts[:n])
 
-    def hf_reference(self, *, dtype: str = "bfloat16", use_cache: bool | None = None) -> HFReference:
+    def hf_reference(self, *, dtype: str = "bfloat16") -> HFReference:
         """As for any deployment; an adapter's own reference model stays in the adapter's process."""
         if not self.adapter.description["own_reference"]:
-            return super().hf_reference(dtype=dtype, use_cache=use_cache)
+            return super().hf_reference(dtype=dtype)
         return RemoteReference(self.adapter, self.model_name, self.reference_checkpoint)
 
 

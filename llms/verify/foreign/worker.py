@@ -112,11 +112,11 @@ def plain(value: Any) -> Any:
     return floats(value)
 
 
-def prepare_imports(folder: Path, silicon: bool) -> None:
+def prepare_imports(folder: Path, pyxrt: str) -> None:
     """The import rules such a folder expects: its own modules, its siblings and `<parent>.<sibling>`.
 
     A parent without `__init__.py` becomes a package of its own, so that a folder called `llms` is the
-    adapter's and not an installed one. Without silicon `pyxrt` is the digital twin's.
+    adapter's and not an installed one. `pyxrt` names the module that is imported in its place, if any.
     """
     own = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(own)]
@@ -130,8 +130,8 @@ def prepare_imports(folder: Path, silicon: bool) -> None:
         sys.path.insert(0, str(folder.parent.parent))
     sys.meta_path.append(RelativeFinder(folder))
     sys.argv[:] = [str(folder / "verify_adapter.py")]  # of what parses arguments when it is imported
-    if not silicon and importlib.util.find_spec("npu_twin") is not None:
-        sys.meta_path.insert(0, TwinFinder())
+    if pyxrt and importlib.util.find_spec(pyxrt.partition(".")[0]) is not None:
+        sys.meta_path.insert(0, StandInFinder(pyxrt))
 
 
 class RelativeFinder:
@@ -147,21 +147,24 @@ class RelativeFinder:
         return importlib.machinery.PathFinder.find_spec(name, places) if path is None else None
 
 
-class TwinFinder:
-    """Imports `npu_twin.pyxrt` under the name pyxrt, and knows whether anybody did."""
+class StandInFinder:
+    """Imports another module under the name pyxrt, and knows whether anybody did."""
 
-    used = False
+    used: str | None = None
+
+    def __init__(self, module: str) -> None:
+        self._module = module
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Part of the import protocol."""
         if name != "pyxrt":
             return None
-        TwinFinder.used = True
+        StandInFinder.used = self._module
         return importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> Any:
-        """The twin's own module object."""
-        return importlib.import_module("npu_twin.pyxrt")
+        """The stand-in's own module object."""
+        return importlib.import_module(self._module)
 
     def exec_module(self, module: Any) -> None:
         """It has been executed under its own name."""
@@ -403,10 +406,9 @@ class Service:
         close = getattr(self._runner, "close", None)
         if callable(close):
             close()
-        twin = "npu_twin.pyxrt" if TwinFinder.used else None
         return {
             "threads": threads_left(),
-            "pyxrt": twin or getattr(sys.modules.get("pyxrt"), "__file__", None),
+            "pyxrt": StandInFinder.used or getattr(sys.modules.get("pyxrt"), "__file__", None),
         }
 
 
@@ -446,10 +448,10 @@ def main(arguments: Sequence[str]) -> int:
     """Answer requests until the other side closes."""
     connection = Connection(int(arguments[0]))
     os.set_inheritable(connection.fileno(), False)
-    folder, silicon = Path(arguments[1]), arguments[2] == "1"
+    folder, pyxrt = Path(arguments[1]), arguments[2]
     stage = Stage()
     service = Service(folder, stage)
-    prepare_imports(folder, silicon)
+    prepare_imports(folder, pyxrt)
     command = ""
     while command != "close":
         try:

@@ -62,9 +62,17 @@ def summary(dispatch: Dispatch) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Time of one section in milliseconds on the device clock, and what it dispatched."""
+
+    ms: float
+    dispatch: Dispatch
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Times in milliseconds on the device clock, dispatch, tokens and logits of one form.
+    """Both sections, tokens and logits of one form.
 
     `logits`: [n_tokens, vocab] float32. `inside`: layer outputs, of the unfused form only.
     """
@@ -73,23 +81,12 @@ class Measured:
     clock: str
     prompt: EncodedPrompt
     seq_len: int
-    prefill_ms: float
-    decode_ms: float
-    prefill: Dispatch
-    decode: Dispatch
+    prefill: Timed
+    decode: Timed
     gate: GateResult
     logits: Array
     runs: tuple[int, int]
     inside: DiagnosisCapture | None = None
-
-
-@dataclass(frozen=True)
-class Longer:
-    """Prefill of the same prompt in the next compiled length."""
-
-    seq_len: int
-    prefill_ms: float
-    prefill: Dispatch
 
 
 def forms_of(deployment: Deployment) -> Forms:
@@ -111,8 +108,11 @@ def measured(
     return deployment.once(("form", form), lambda: _measure(deployment, reference, form, device))
 
 
-def longer_prefill(deployment: Deployment, *, device: Device = NO_DEVICE) -> Longer | None:
-    """The production form in the next compiled length, once per deployment; None when there is none."""
+def longer_prefill(deployment: Deployment, *, device: Device = NO_DEVICE) -> tuple[int, Timed] | None:
+    """The next compiled length and the prefill of the production form in it; None when there is none.
+
+    Measured once per deployment.
+    """
     return deployment.once("longer prefill", lambda: _measure_longer(deployment, device))
 
 
@@ -141,10 +141,8 @@ def _measure(deployment: Deployment, reference: HFReference, form: Form, device:
         clock=built.clock,
         prompt=prompt,
         seq_len=_compiled(forms, n)[0],
-        prefill_ms=median(prefill_times) * 1e3,
-        decode_ms=median(step.seconds for step in steps[1:]) * 1e3,
-        prefill=prefill,
-        decode=decode,
+        prefill=Timed(median(prefill_times) * 1e3, prefill),
+        decode=Timed(median(step.seconds for step in steps[1:]) * 1e3, decode),
         gate=judge([TokenTrace(prompt.ids, traced)], [run.trace()]),
         logits=np.stack([step.logits for step in steps]),
         runs=(len(prefill_times), len(steps) - 1),
@@ -182,7 +180,7 @@ def _compiled(forms: Forms, n: int) -> tuple[int, ...]:
     return tuple(length for length in forms.compiled_lengths() if length >= n)
 
 
-def _measure_longer(deployment: Deployment, device: Device) -> Longer | None:
+def _measure_longer(deployment: Deployment, device: Device) -> tuple[int, Timed] | None:
     prompt = deployment.prompts(1)[0]
     forms = forms_of(deployment)
     lengths = _compiled(forms, len(prompt))
@@ -199,4 +197,4 @@ def _measure_longer(deployment: Deployment, device: Device) -> Longer | None:
             dispatch, times = _repeated(lambda counted: built.prefill(ids, counted=counted))
         finally:
             built.close()
-    return Longer(lengths[1], median(times) * 1e3, dispatch)
+    return lengths[1], Timed(median(times) * 1e3, dispatch)

@@ -21,24 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from llms.verify.contract.abilities.forms import MERGED, PRODUCTION, UNFUSED, Dispatch, Section
+from llms.verify.contract.abilities.forms import MERGED, PRODUCTION, UNFUSED, Section
 from llms.verify.contract.deployment import Deployment, Device
 from llms.verify.contract.outcome import Outcome
 from llms.verify.gates import measure
-from llms.verify.gates.measure import Measured
+from llms.verify.gates.measure import Measured, Timed
 from llms.verify.reference.hf import HFReference
 
 # Different leaf kernels round differently: two bf16 steps of the largest logit, on the steps before the
 # generated tokens part. Equal leaf kernels have no tolerance at all.
 LOGIT_TOLERANCE = 2 * 2.0**-7
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Time of one section in milliseconds, and what it dispatched."""
-
-    ms: float
-    dispatch: Dispatch
 
 
 @dataclass(frozen=True)
@@ -113,14 +105,11 @@ def _verdict(step: Step) -> tuple[str, str, list[str]]:
 
 def compare_logits(before: Measured, after: Measured) -> tuple[str, str]:
     """How the logits of two forms compare, and what is wrong about it (empty when nothing is)."""
-    same_leaves = (before.prefill.kernels, before.decode.kernels) == (
-        after.prefill.kernels,
-        after.decode.kernels,
-    )
+    leaves = [(form.prefill.dispatch.kernels, form.decode.dispatch.kernels) for form in (before, after)]
     differing = np.argwhere(before.logits.view(np.uint32) != after.logits.view(np.uint32))
     if not len(differing):
         return "bit for bit", ""
-    if same_leaves:
+    if leaves[0] == leaves[1]:
         step, token = (int(i) for i in differing[0])
         text = f"leaf kernels are the same, logits are not (step {step}, first at token {token})"
         return "different", f"{text}: merging lost or changed something"
@@ -154,20 +143,13 @@ def common_steps(base: Measured, merged: Measured, final: Measured, section: Sec
 def step_between(name: str, before: Measured, after: Measured, section: Section) -> Step:
     """The step from one form to the next, in one section."""
     equal, unequal = compare_logits(before, after)
-    return gated(Step(name, section_of(before, section), section_of(after, section)), after, equal, unequal)
+    return gated(Step(name, getattr(before, section), getattr(after, section)), after, equal, unequal)
 
 
 def gated(step: Step, after: Measured, equal: str | None = None, unequal: str = "") -> Step:
     """The step with the token-set gate of the form after it."""
     text = "; ".join(after.gate.reasons)
     return replace(step, topk_ok=after.gate.ok, topk_text=text, equal=equal, unequal=unequal)
-
-
-def section_of(measured: Measured, section: Section) -> Timed:
-    """Time and dispatch of one section."""
-    if section == "prefill":
-        return Timed(measured.prefill_ms, measured.prefill)
-    return Timed(measured.decode_ms, measured.decode)
 
 
 def layout_steps(deployment: Deployment, section: Section) -> list[Step]:
@@ -182,7 +164,7 @@ def phase_outcome(
     """Verdict of a phase: its steps, the gate on the production form, strictly less time than unfused."""
     judged = [judge_step(step) for step in steps]
     problems = [line for one in judged if not one.ok for line in one.message.splitlines()]
-    before, after = section_of(base, section).ms, section_of(final, section).ms
+    before, after = (getattr(form, section).ms for form in (base, final))
     if not base.gate.ok:
         problems.append(f"the unfused baseline fails the token-set gate: {'; '.join(base.gate.reasons)}")
     if not final.gate.ok:
@@ -212,6 +194,10 @@ def head(
         "prompt_tokens": len(base.prompt),
         "seq_len": base.seq_len,
         "runs": list(base.runs),
-        "baseline_ms": {"prefill": base.prefill_ms, "decode": base.decode_ms},
-        "production_ms": None if final is None else {"prefill": final.prefill_ms, "decode": final.decode_ms},
+        "baseline_ms": _times(base),
+        "production_ms": None if final is None else _times(final),
     }
+
+
+def _times(form: Measured) -> dict[str, float]:
+    return {"prefill": form.prefill.ms, "decode": form.decode.ms}

@@ -35,7 +35,7 @@ from llms.verify.ladder.device import (
     determinism,
     limits,
     longer_prefills,
-    repeat_interleaved,
+    repeat_first,
     self_consistency,
 )
 from llms.verify.ladder.edges import capture_edges, edges, full_lengths
@@ -70,7 +70,7 @@ class DeviceSide:
 
     captures: tuple[ForcedCapture, ...]
     edges: tuple[ForcedCapture, ...]
-    repeats: tuple[Repeat, ...]
+    repeat: Repeat
     longer: tuple[LongerPrefill, ...]
     at_limits: LimitsCapture
 
@@ -224,7 +224,7 @@ class Ladder:
             edges(side.edges, lambda n: _arithmetic(runner, n), matched, tokenizer, thresholds),
             plain_reference(pairs, thresholds),
             self_consistency(pairs, side.longer, thresholds),
-            determinism(pairs, side.repeats),
+            determinism(pairs[0], side.repeat),
             limits(side.at_limits, thresholds),
         )
         return LadderOutcome.of(rungs, self.prompts, self.n_tokens)
@@ -249,7 +249,7 @@ def capture_device(
     longer = longer_prefills(runner, captures)
     text = [token for capture in captures for token in (*capture.prompt_ids, *capture.fed)]
     lengths = at_limits(runner, text, up_to=up_to)
-    return DeviceSide(captures, made_up, repeat_interleaved(runner, captures), longer, lengths)
+    return DeviceSide(captures, made_up, repeat_first(runner, captures[0]), longer, lengths)
 
 
 def _calibrated_limits(

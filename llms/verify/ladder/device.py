@@ -38,25 +38,18 @@ def _decode(runner: NpuRunner, token: int, position: int) -> DecodeStepRecord:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """One prompt run again: its index in the set, logits ``[steps, vocab]``, K and V of its positions."""
+    """A prompt run again: logits ``[steps, vocab]``, K and V of its positions."""
 
-    index: int
     logits: Array
     keys: Array
     values: Array
 
 
-def repeat_interleaved(
-    runner: NpuRunner, captures: Sequence[ForcedCapture], steps: int = REPEATED_STEPS
-) -> tuple[Repeat, ...]:
+def repeat_first(runner: NpuRunner, first: ForcedCapture, steps: int = REPEATED_STEPS) -> Repeat:
     """Run the first prompt again through the plain decode step, behind whatever ran since.
 
     At first it followed on nothing; now it finds what other prompts and longer prefills left.
     """
-    return tuple(_again(runner, index, captures[index], steps) for index in range(min(1, len(captures))))
-
-
-def _again(runner: NpuRunner, index: int, first: ForcedCapture, steps: int) -> Repeat:
     rows = [_prefill(runner, first.prompt_ids).logits_at_pred]
     fed = first.fed[:steps]
     for number, token in enumerate(fed):
@@ -65,37 +58,33 @@ def _again(runner: NpuRunner, index: int, first: ForcedCapture, steps: int) -> R
     if isinstance(runner, CachedRunner):
         end = len(first.prompt_ids) + len(fed)
         keys, values = (array[:, :, :end].copy() for array in runner.kv_cache())
-    return Repeat(index, np.stack(rows), keys, values)
+    return Repeat(np.stack(rows), keys, values)
 
 
-def determinism(pairs: Sequence[Pair], repeats: Sequence[Repeat]) -> RungResult:
-    """Repeated and interleaved prompts give identical bits: logits of every step, and the KV cache."""
+def determinism(pair: Pair, repeat: Repeat) -> RungResult:
+    """A prompt repeated behind others gives identical bits: logits of every step, and the KV cache."""
     judge = Judge("determinism", None)
-    for repeat in repeats:
-        pair = pairs[repeat.index]
-        for step, (first, again) in enumerate(zip(pair.npu.logits, repeat.logits, strict=False)):
-            if first.tobytes() != again.tobytes():
-                distance = ulp_distance(first, again)
-                token = int(distance.argmax())
+    for step, (first, again) in enumerate(zip(pair.npu.logits, repeat.logits, strict=False)):
+        if first.tobytes() != again.tobytes():
+            distance = ulp_distance(first, again)
+            token = int(distance.argmax())
+            judge.fail(
+                f"{pair.at(step)}: repeated, {int((distance > 0).sum())} of {distance.size} logits "
+                f"differ, the most at token {token} {token_text(pair.tokenizer, token)!r}: "
+                f"{float(first[token]):.6g} then {float(again[token]):.6g}"
+            )
+            break
+    if repeat.keys.size and pair.npu.has_cache:
+        keys, values = whole_cache(pair.npu)
+        for name, first, again in (("K", keys, repeat.keys), ("V", values, repeat.values)):
+            different = (first[:, :, : again.shape[2]] != again).any(-1)
+            if different.any():
+                layer, head, slot = (int(i) for i in np.argwhere(different)[0])
                 judge.fail(
-                    f"{pair.at(step)}: repeated, {int((distance > 0).sum())} of {distance.size} logits "
-                    f"differ, the most at token {token} {token_text(pair.tokenizer, token)!r}: "
-                    f"{float(first[token]):.6g} then {float(again[token]):.6g}"
+                    f"prompt {pair.index}: repeated, {name} differs in {int(different.sum())} slots, "
+                    f"first in layer {layer} head {head} {pair.slot(slot)}"
                 )
-                break
-        if repeat.keys.size and pair.npu.has_cache:
-            ours = whole_cache(pair.npu)
-            for name, first, again in (("K", ours[0], repeat.keys), ("V", ours[1], repeat.values)):
-                end = again.shape[2]
-                different = (first[:, :, :end] != again).any(-1)
-                if different.any():
-                    layer, head, slot = (int(i) for i in np.argwhere(different)[0])
-                    judge.fail(
-                        f"prompt {pair.index}: repeated, {name} differs in {int(different.sum())} slots, "
-                        f"first in layer {layer} head {head} {pair.slot(slot)}"
-                    )
-    again = ", ".join(str(repeat.index) for repeat in repeats)
-    return judge.result(f"prompt {again} run again behind other ones: identical bits asked for")
+    return judge.result(f"prompt {pair.index} run again behind other ones: identical bits asked for")
 
 
 # -- self-consistency --------------------------------------------------------------------------------------

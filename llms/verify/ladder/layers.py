@@ -16,7 +16,7 @@ from ml_dtypes import bfloat16
 
 from llms.verify.contract.records import Array
 from llms.verify.ladder.rungs import Pair, finite_steps
-from llms.verify.ladder.stats import kl, vector_distance, worst
+from llms.verify.ladder.stats import kl, numbers, vector_distance, worst
 from llms.verify.ladder.thresholds import Thresholds
 from llms.verify.ladder.types import Judge, RungResult, not_offered
 from llms.verify.reference.arithmetic import DeviceArithmetic
@@ -74,9 +74,9 @@ def layers_of(
         return None
     finite_steps(judge, pair)
     entry: dict[str, Any] = {"index": pair.index, "text": pair.text, "decode": []}
-    entry["prefill"] = _numbers(_prefill(judge, pair, arithmetic, model).max(-1))
+    entry["prefill"] = numbers(_prefill(judge, pair, arithmetic, model).max(-1))
     if pair.npu.fed:
-        entry["decode"] = _numbers(_decode(judge, pair, model).max(-1))
+        entry["decode"] = numbers(_decode(judge, pair, model).max(-1))
     return entry
 
 
@@ -130,7 +130,3 @@ def _output_errors(ours: Array, theirs: Array) -> Array:
         scale = np.maximum(np.linalg.norm(added, axis=-1), 1e-30)
         error: Array = np.linalg.norm(a - b, axis=-1) / scale
     return error
-
-
-def _numbers(values: Array) -> list[float | None]:
-    return [float(x) if np.isfinite(x) else None for x in values]

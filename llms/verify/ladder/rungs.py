@@ -12,11 +12,11 @@ from llms.verify.contract.records import Array
 from llms.verify.contract.topk import K, top_k
 from llms.verify.gates.payloads import token_text
 from llms.verify.ladder.forced import ForcedCapture
-from llms.verify.ladder.stats import VectorDistance, kl, tie_ulps, vector_distance, worst
+from llms.verify.ladder.stats import VectorDistance, kl, numbers, tie_ulps, vector_distance, worst
 from llms.verify.ladder.thresholds import Thresholds
 from llms.verify.ladder.types import Judge, RungResult, not_offered
 from llms.verify.reference.hf import ReferenceRun
-from llms.verify.reference.matched import MatchedRun
+from llms.verify.reference.runs import Run
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +35,19 @@ class Pair:
     index: int
     text: str
     npu: ForcedCapture
-    matched: MatchedRun | None
+    matched: Run | None
     plain: ReferenceRun | None
     tokenizer: Any
 
+    @property
+    def name(self) -> str:
+        """Its index, and the beginning of the prompt."""
+        text = self.text if len(self.text) <= 40 else f"{self.text[:39]}…"
+        return f"prompt {self.index} ({text!r})"
+
     def at(self, step: int) -> str:
         """Name a step: 0 is the prefill, step s the decode of token s - 1."""
-        where = f"prompt {self.index} ({_short(self.text)!r}), "
+        where = f"{self.name}, "
         if step == 0:
             return where + "prefill"
         return where + f"decode step {step} (token {token_text(self.tokenizer, self.npu.fed[step - 1])!r})"
@@ -54,16 +60,27 @@ class Pair:
         return f"slot {slot} ({where}, token {token_text(self.tokenizer, token)!r})"
 
 
-def _short(text: str, length: int = 40) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
 def finite_steps(judge: Judge, pair: Pair) -> bool:
     """Fail for every step with logits that are not finite; True when there is none."""
     bad = np.flatnonzero(~np.isfinite(pair.npu.logits).all(-1))
     for step in bad:
         judge.fail(f"{pair.at(int(step))}: the npu's logits are not finite")
     return not bad.size
+
+
+def _divergence(judge: Judge, pair: Pair, reference: Run | None, whose: str) -> Array | None:
+    """KL(reference || npu) of every step, its mean and largest judged; None when it cannot be compared."""
+    if reference is None or not finite_steps(judge, pair):
+        return None
+    if reference.logits.shape != pair.npu.logits.shape:
+        sizes = f"the npu has logits {pair.npu.logits.shape}, {whose} {reference.logits.shape}"
+        judge.fail(f"{pair.at(0)}: {sizes}")
+        return None
+    steps = kl(reference.logits, pair.npu.logits)
+    judge.see("kl_mean", float(steps.mean()), pair.name)
+    value, (step,) = worst(steps)
+    judge.see("kl_max", value, pair.at(step))
+    return steps
 
 
 def teacher_forced(pairs: Sequence[Pair], thresholds: Thresholds | None) -> RungResult:
@@ -81,28 +98,14 @@ def teacher_forced(pairs: Sequence[Pair], thresholds: Thresholds | None) -> Rung
         return not_offered("teacher_forced", "device_arithmetic (which arithmetic is deployed)")
     rows = []
     for pair in pairs:
-        assert pair.matched is not None
-        reference, npu = pair.matched.logits.astype(np.float32), pair.npu.logits.astype(np.float32)
-        if not finite_steps(judge, pair):
+        steps = _divergence(judge, pair, pair.matched, "the reference")
+        if pair.matched is None or steps is None:
             continue
-        if reference.shape != npu.shape:
-            judge.fail(f"{pair.at(0)}: the npu has logits {npu.shape}, the reference {reference.shape}")
-            continue
-        steps = kl(reference, npu)
-        where = f"prompt {pair.index} ({_short(pair.text)!r})"
-        judge.see("kl_mean", float(steps.mean()), where)
-        judge.see("kl_median", float(np.median(steps)), where)
+        judge.see("kl_median", float(np.median(steps)), pair.name)
         judge.see("kl_prefill", float(steps[0]), pair.at(0))
-        value, (step,) = worst(steps)
-        judge.see("kl_max", value, pair.at(step))
-        rows.append(
-            {
-                "index": pair.index,
-                "text": pair.text,
-                "kl": [float(value) for value in steps],
-                **_choices(judge, pair, reference, npu),
-            }
-        )
+        reference, npu = pair.matched.logits.astype(np.float32), pair.npu.logits.astype(np.float32)
+        chosen = _choices(judge, pair, reference, npu)
+        rows.append({"index": pair.index, "text": pair.text, "kl": steps.tolist(), **chosen})
     n = sum(len(pair.npu.tokens) for pair in pairs)
     return judge.result(f"{n} steps of {len(pairs)} prompts against the matched reference", {"prompts": rows})
 
@@ -135,27 +138,14 @@ def plain_reference(pairs: Sequence[Pair], thresholds: Thresholds | None) -> Run
     judge = Judge("plain_reference", thresholds)
     rows = []
     for pair in pairs:
-        assert pair.plain is not None
-        if not finite_steps(judge, pair):
+        steps = _divergence(judge, pair, pair.plain, "plain HF")
+        if pair.plain is None or steps is None:
             continue
-        reference, npu = pair.plain.logits.astype(np.float32), pair.npu.logits.astype(np.float32)
-        if reference.shape != npu.shape:
-            judge.fail(f"{pair.at(0)}: the npu has logits {npu.shape}, plain HF {reference.shape}")
-            continue
-        steps = kl(reference, npu)
-        judge.see("kl_mean", float(steps.mean()), f"prompt {pair.index} ({_short(pair.text)!r})")
-        value, (step,) = worst(steps)
-        judge.see("kl_max", value, pair.at(step))
-        agreement = float((reference.argmax(-1) == npu.argmax(-1)).mean())
-        rows.append(
-            {
-                "index": pair.index,
-                "text": pair.text,
-                "kl": [float(value) for value in steps],
-                "top1_agreement": agreement,
-                "cache_trend": _trend(pair),
-            }
+        same = pair.plain.logits.astype(np.float32).argmax(-1) == pair.npu.logits.astype(np.float32).argmax(
+            -1
         )
+        found = {"top1_agreement": float(same.mean()), "cache_trend": _trend(pair)}
+        rows.append({"index": pair.index, "text": pair.text, "kl": steps.tolist(), **found})
     return judge.result(f"{len(pairs)} prompts against plain HF bf16, a coarse limit", {"prompts": rows})
 
 
@@ -223,8 +213,8 @@ def cache_check(pairs: Sequence[Pair], thresholds: Thresholds | None) -> RungRes
             _judge_cache(judge, pair, name, distance)
             extreme = np.abs(distance.log_ratio).argmax(-1)[..., None]
             ratio = np.take_along_axis(distance.log_ratio, extreme, -1)[..., 0]
-            entry[f"{name}_min_cosine"] = _finite(distance.cosine.min(-1))
-            entry[f"{name}_worst_ratio"] = _finite(np.exp(ratio))
+            entry[f"{name}_min_cosine"] = numbers(distance.cosine.min(-1))
+            entry[f"{name}_worst_ratio"] = numbers(np.exp(ratio))
         maps.append(entry)
     return judge.result("K and V per layer, head and slot against the matched reference", {"prompts": maps})
 
@@ -233,7 +223,7 @@ def _judge_cache(judge: Judge, pair: Pair, name: str, distance: VectorDistance) 
     def place(index: tuple[int, ...]) -> str:
         layer, head, slot = index
         return (
-            f"prompt {pair.index} ({_short(pair.text)!r}), layer {layer} head {head} {pair.slot(slot)}: "
+            f"{pair.name}, layer {layer} head {head} {pair.slot(slot)}: "
             f"cosine {distance.cosine[index]:.4f}, norm ratio {np.exp(distance.log_ratio[index]):.4f}"
         )
 
@@ -248,14 +238,10 @@ def _judge_cache(judge: Judge, pair: Pair, name: str, distance: VectorDistance) 
         ratios, errors = distance.log_ratio[part], distance.error[part]
         if ratios.shape[2] == 0:
             continue
-        for statistic, numbers in (
+        for statistic, per_layer in (
             ("drift", np.abs(np.median(ratios, axis=(1, 2)))),
             ("error", errors.mean((1, 2))),
         ):
-            value, (layer,) = worst(numbers)
-            where = f"prompt {pair.index} ({_short(pair.text)!r}), layer {layer}, {phase} slots"
+            value, (layer,) = worst(per_layer)
+            where = f"{pair.name}, layer {layer}, {phase} slots"
             judge.see(f"{name}_{phase}_{statistic}", value, where)
-
-
-def _finite(values: Array) -> list[list[float | None]]:
-    return [[float(x) if np.isfinite(x) else None for x in row] for row in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +84,13 @@ def worst(values: Array) -> tuple[float, tuple[int, ...]]:
     ranked = np.where(np.isnan(values), np.inf, values)
     index = np.unravel_index(int(np.argmax(ranked)), values.shape)
     return float(values[index]), tuple(int(i) for i in index)
+
+
+def numbers(values: Array) -> Any:
+    """Nested lists of floats as JSON has them: what is not finite becomes None."""
+    wide = values.astype(np.float64).astype(object)
+    wide[~np.isfinite(values)] = None
+    return wide.tolist()
 
 
 def ulp_distance(a: Array, b: Array) -> Array:

@@ -28,14 +28,7 @@ class Measured:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; a value that is not finite becomes None."""
-        return {
-            "statistic": self.statistic,
-            "value": self.value if math.isfinite(self.value) else None,
-            "where": self.where,
-            "limit": self.limit,
-            "pedigree": self.pedigree,
-            "ok": self.ok,
-        }
+        return {**vars(self), "value": self.value if math.isfinite(self.value) else None}
 
 
 @dataclass(frozen=True)

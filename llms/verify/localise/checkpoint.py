@@ -7,10 +7,9 @@ deployment's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -18,27 +17,9 @@ from ml_dtypes import bfloat16
 from llms.checkpoints import load_tensors
 from llms.verify.contract.abilities.launch_probe import DeviceLayout
 from llms.verify.contract.launches import LayeredWeights, ModelSizes
-from llms.verify.reference.hf_facts import hf_config, rotary_tables
+from llms.verify.contract.records import Array
+from llms.verify.reference.hf_facts import LAYER_TENSORS, MODEL_TENSORS, hf_config, rotary_tables
 
-Array = np.ndarray[Any, Any]
-
-_NAMES = {
-    "attn_norm": "input_layernorm.weight",
-    "wq": "self_attn.q_proj.weight",
-    "wk": "self_attn.k_proj.weight",
-    "wv": "self_attn.v_proj.weight",
-    "wo": "self_attn.o_proj.weight",
-    "ffn_norm": "post_attention_layernorm.weight",
-    "w_gate": "mlp.gate_proj.weight",
-    "w_up": "mlp.up_proj.weight",
-    "w_down": "mlp.down_proj.weight",
-    "bq": "self_attn.q_proj.bias",
-    "bk": "self_attn.k_proj.bias",
-    "bv": "self_attn.v_proj.bias",
-    "bo": "self_attn.o_proj.bias",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-}
 ARGUMENTS = {"norm_w": "attn_norm", "ffn_norm_w": "ffn_norm", "q_norm_w": "q_norm", "k_norm_w": "k_norm"}
 """Argument of a block -> weight, where the names differ."""
 
@@ -81,14 +62,12 @@ class Truth:
     def weights(self) -> LayeredWeights:
         """All weights in bf16, projections [out, in], as the device has them."""
         layers = tuple(self._layer(index) for index in range(self.sizes.n_layers))
-        embedding = self._take("model.embed_tokens.weight")
-        tied = "lm_head.weight" not in self._tensors
-        head = embedding if tied else self._take("lm_head.weight")
-        whole = LayeredWeights(embedding, layers, self._take("model.norm.weight"), head)
-        return self._layout.weights(whole)
+        whole = {key: self._take(name) for key, name in MODEL_TENSORS.items() if name in self._tensors}
+        head = whole.get("lm_head", whole["embedding"])
+        return self._layout.weights(LayeredWeights(whole["embedding"], layers, whole["final_norm"], head))
 
     def _layer(self, index: int) -> dict[str, Array]:
-        names = {key: f"model.layers.{index}.{tail}" for key, tail in _NAMES.items()}
+        names = {key: f"model.layers.{index}.{tail}" for key, tail in LAYER_TENSORS.items()}
         return {key: self._take(name) for key, name in names.items() if name in self._tensors}
 
     def _take(self, name: str) -> Array:
@@ -101,10 +80,6 @@ class Truth:
         table = np.zeros((len(cosine), self.device.head_dim), bfloat16)
         table[:, self._layout.head_columns(1)] = np.concatenate([cosine, sine], axis=1).astype(bfloat16)
         return table
-
-    def named(self, layer: int) -> Mapping[str, Array]:
-        """Weights of one layer by name."""
-        return self.weights.layers[layer]
 
     def split_heads(self, array: Array, heads: int) -> Array:
         """[rows, device width] -> [heads, rows, head_dim] of the model."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from llms.verify.contract.launches import ElfRun
+from llms.verify.contract.records import Array
 from llms.verify.localise.judge import Row, cosine, relative, wide
 from llms.verify.localise.layer import LayerPass
 from llms.verify.localise.naming import own_name
 from llms.verify.localise.stages import plain_attention
-
-Array = np.ndarray[Any, Any]
 
 # f32 on the host and one cast: only roundings at a tie may differ. Clean on the twin 2e-9, and 4e-3 with 64
 # empty slots not masked.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from llms.verify.contract.launches import ElfRun
+from llms.verify.contract.records import Array
 from llms.verify.localise.checkpoint import ARGUMENTS
 from llms.verify.localise.judge import Row
 from llms.verify.localise.layer import LayerPass
 from llms.verify.localise.naming import bits, figure
-
-Array = np.ndarray[Any, Any]
 
 
 def judge_statics(layer: LayerPass, run: ElfRun) -> Iterator[Row]:
@@ -47,7 +45,7 @@ def _whose(layer: LayerPass, held: Array, key: str) -> str:
     """Which other weight of the checkpoint it is, if it is one."""
     others = (index for index in range(layer.truth.sizes.n_layers) if index != layer.index)
     for index in (layer.index, *others):
-        for name, weight in layer.truth.named(index).items():
+        for name, weight in layer.truth.weights.layers[index].items():
             natural = weight.T if layer.step.path == "prefill" else weight
             for laid_out, how in ((natural, ""), (natural.T, ", transposed")):
                 if laid_out.shape != held.shape or (index, name) == (layer.index, key):

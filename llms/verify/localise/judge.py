@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from llms.verify.contract.records import Array
 
 # A kernel is what it should be when its error is at most 1.3 times the expected one, when it is no further
 # from the matched arithmetic than a seventh of that error, and when no element is off by 6 %. Measured on the

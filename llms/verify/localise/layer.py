@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from llms.verify.contract.launches import ElfRun
+from llms.verify.contract.records import Array
 from llms.verify.localise.checkpoint import Truth
 from llms.verify.localise.judge import Row, wide
 from llms.verify.localise.naming import figure, same_bits
 from llms.verify.localise.stages import Stages
 
-Array = np.ndarray[Any, Any]
 KVHeads = Mapping[int, list[Array]]
 
 # A rotary value may be one step of bf16 off, where transformers' f32 angle rounds another way.

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from llms.verify.contract.records import Array
 from llms.verify.localise.judge import LOOP, Row, relative
-
-Array = np.ndarray[Any, Any]
 
 _, CACHE, IDS, LENGTH = LOOP
 # Enough to use what the prefill left in the cache.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from llms.verify.contract.launches import ElfRun, Launch
+from llms.verify.contract.records import Array
 from llms.verify.localise.judge import cosine
-
-Array = np.ndarray[Any, Any]
 
 
 def figure(ok: bool, given: Array, wanted: Array) -> float:

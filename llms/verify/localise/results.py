@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
 
 from llms.verify.contract.launches import ElfRun
+from llms.verify.contract.records import Array
 from llms.verify.localise.checkpoint import Truth
 from llms.verify.localise.handed_over import HOST_LIMIT
 from llms.verify.localise.judge import Row, compare, cosine, relative, wide
@@ -16,8 +16,6 @@ from llms.verify.localise.layer import LayerPass, Step
 from llms.verify.localise.naming import result_name
 from llms.verify.localise.stages import linear
 from llms.verify.reference.arithmetic import LinearArithmetic
-
-Array = np.ndarray[Any, Any]
 
 
 def judge_results(layer: LayerPass, run: ElfRun) -> Iterator[Row]:

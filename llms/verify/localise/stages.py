@@ -12,13 +12,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from ml_dtypes import bfloat16
 
+from llms.verify.contract.records import Array
 from llms.verify.localise.checkpoint import Truth
-from llms.verify.reference.arithmetic import LinearArithmetic, PhaseArithmetic
+from llms.verify.reference.arithmetic import (
+    LinearArithmetic,
+    PhaseArithmetic,
+    attention,
+    elementwise,
+    products,
+)
+from llms.verify.reference.hf import to_numpy, to_torch
 from llms.verify.reference.kernels import reference_output
 
-Array = np.ndarray[Any, Any]
 Lookup = Callable[[str], Array]
 
 
@@ -48,7 +56,7 @@ class Stages:
         self.truth = truth
         self.how = arithmetic
         self.layer = layer
-        self.weights = truth.named(layer)
+        self.weights = truth.weights.layers[layer]
         self.table = table
         self.value = "v_biased" if "bv" in self.weights else "v"
         """Name of V as attention reads it."""
@@ -78,7 +86,7 @@ class Stages:
         for name in (name for name in "qkv" if f"b{name}" in w):
             stages[f"{name}_biased"] = Stage((name,), partial(self._biased, bias=w[f"b{name}"]))
         for name in (name for name in "qk" if f"{name}_norm" in w):
-            norm = partial(self._head_norm, weight=w[f"{name}_norm"])
+            norm = partial(self._norm, weight=w[f"{name}_norm"], eps=self.truth.head_eps, role="qk_norm")
             stages[f"{name}_normed"] = Stage((biased[name],), norm)
         for name in "qk":
             stages[f"{name}_roped"] = Stage((normed[name],), self._rope)
@@ -120,57 +128,43 @@ class Stages:
         return np.asarray(array).reshape(len(self.table), -1)
 
     def _norm(self, x: Array, *, weight: Array, eps: float, role: Any) -> Expectation:
-        return self._normed(self._rows(x), weight, eps, role)
-
-    def _head_norm(self, x: Array, *, weight: Array) -> Expectation:
-        rows = np.asarray(x).reshape(-1, self.truth.device.head_dim)
-        return self._normed(rows, weight, self.truth.head_eps, "qk_norm")
-
-    def _normed(self, x: Array, weight: Array, eps: float, role: Any) -> Expectation:
-        from llms.verify.reference.arithmetic import elementwise
-
-        dims = {"M": x.shape[0], "N": x.shape[1]}
-        plain = reference_output("rms_norm", {"x": x, "w": weight}, dims=dims, attrs={"eps": eps})
-        near = elementwise.rms_norm(_torch(x), _torch(weight), eps, self.how.rounding(role))
-        return Expectation(plain, _numpy(near))
+        rows = np.asarray(x).reshape(-1, weight.shape[0])
+        dims = {"M": rows.shape[0], "N": rows.shape[1]}
+        plain = reference_output("rms_norm", {"x": rows, "w": weight}, dims=dims, attrs={"eps": eps})
+        near = elementwise.rms_norm(to_torch(rows), to_torch(weight), eps, self.how.rounding(role))
+        return Expectation(plain, to_numpy(near))
 
     def _biased(self, x: Array, *, bias: Array) -> Expectation:
         rows = self._rows(x)
         return self._add(rows, np.broadcast_to(bias, rows.shape), role="bias")
 
     def _add(self, a: Array, b: Array, *, role: Any) -> Expectation:
-        from llms.verify.reference.arithmetic import elementwise
-
         one, two = (np.ascontiguousarray(array).reshape(-1) for array in (a, b))
         plain = reference_output("eltwise_add", {"a": one, "b": two}, dims={"n": one.size})
-        return Expectation(plain, _numpy(elementwise.add(_torch(one), _torch(two), self.how.rounding(role))))
+        return Expectation(
+            plain, to_numpy(elementwise.add(to_torch(one), to_torch(two), self.how.rounding(role)))
+        )
 
     def _rope(self, x: Array) -> Expectation:
-        from llms.verify.reference.arithmetic import elementwise
-
         d = self.truth.device.head_dim
         rows = np.asarray(x).reshape(-1, d)
         table = np.repeat(self.table, rows.shape[0] // len(self.table), axis=0)
         dims = {"rows": rows.shape[0], "head_dim": d}
         plain = reference_output("rope", {"x": rows, "table": table}, dims=dims, method="half_split")
-        cos, sin = (_torch(np.tile(half, (1, 2))) for half in np.split(table, 2, axis=1))
-        return Expectation(plain, _numpy(elementwise.rope(_torch(rows), cos, sin, self.how.rounding("rope"))))
+        cos, sin = (to_torch(np.tile(half, (1, 2))) for half in np.split(table, 2, axis=1))
+        return Expectation(
+            plain, to_numpy(elementwise.rope(to_torch(rows), cos, sin, self.how.rounding("rope")))
+        )
 
     def _swiglu(self, gate: Array, up: Array) -> Expectation:
-        from llms.verify.reference.arithmetic import elementwise
-
         one, two = np.asarray(gate).reshape(-1), np.asarray(up).reshape(-1)
         plain = reference_output("silu_mul", {"gate": one, "up": two}, dims={"n": one.size})
         rounding = self.how.rounding("activation")
-        near = elementwise.multiply(elementwise.silu(_torch(one), rounding), _torch(two), rounding)
-        return Expectation(plain, _numpy(near))
+        near = elementwise.multiply(elementwise.silu(to_torch(one), rounding), to_torch(two), rounding)
+        return Expectation(plain, to_numpy(near))
 
     def attention(self, q: Array, k: Array, v: Array) -> Expectation:
         """Causal attention over all rows, query head h with K/V head h // (heads / KV heads)."""
-        import torch
-
-        from llms.verify.reference.arithmetic import attention
-
         length, sizes = len(self.table), self.truth.sizes
         queries, keys, values = (
             self.truth.split_heads(a.reshape(length, -1), n)
@@ -178,28 +172,26 @@ class Stages:
         )
         out = plain_attention(queries, keys, values, causal=True)
         hidden = torch.triu(torch.ones(length, length, dtype=torch.bool), 1)
-        one, two, three = (_torch(a) for a in (queries, keys, values))
+        one, two, three = (to_torch(a) for a in (queries, keys, values))
         how = self.how.attention
         if how.method == "flash":
             near = attention.flash(one, two, three, hidden, how)
         else:
             near = attention.host_attention(one, two, three, hidden)
-        plain, matched = (self.truth.join_heads(a) for a in (out, _numpy(near)))
+        plain, matched = (self.truth.join_heads(a) for a in (out, to_numpy(near)))
         return Expectation(plain.astype(bfloat16), matched)
 
 
 def linear(x: Array, weight: Array, how: LinearArithmetic) -> Expectation:
     """x[M, K] times weight[N, K]."""
-    from llms.verify.reference.arithmetic import products
-
     rows = np.ascontiguousarray(x)
     dims = {"M": rows.shape[0], "K": rows.shape[1], "N": weight.shape[0]}
     plain = reference_output("gemm", {"a": rows, "b": weight.T}, dims=dims)
     if how.blocked:
-        near = products.gemm(_torch(rows), products.quantised_weight(_torch(weight)), how)
+        near = products.gemm(to_torch(rows), products.quantised_weight(to_torch(weight)), how)
     else:
-        near = products.gemv(_torch(rows), _torch(weight), how)
-    return Expectation(plain, _numpy(near))
+        near = products.gemv(to_torch(rows), to_torch(weight), how)
+    return Expectation(plain, to_numpy(near))
 
 
 def plain_attention(q: Array, k: Array, v: Array, *, causal: bool) -> Array:
@@ -210,16 +202,3 @@ def plain_attention(q: Array, k: Array, v: Array, *, causal: bool) -> Array:
     return reference_output(
         "flash_attention", operands, dims=dims, method="head_first", attrs={"causal": causal}
     )
-
-
-def _torch(array: Array) -> Any:
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16)
-
-
-def _numpy(tensor: Any) -> Array:
-    import torch
-
-    bits: Array = tensor.contiguous().view(torch.int16).numpy().copy()
-    return bits.view(bfloat16)

@@ -10,6 +10,7 @@ import numpy as np
 
 from llms.verify.contract.abilities.launch_probe import LaunchProbe, UnmergedForm
 from llms.verify.contract.launches import KernelCall
+from llms.verify.contract.records import Array
 from llms.verify.gates.phase6.diagnosis import cosines
 from llms.verify.gates.phase6.gate import MEDIAN_LIMIT
 from llms.verify.localise.judge import Row
@@ -18,7 +19,6 @@ from llms.verify.reference.kernels import reference_output
 if TYPE_CHECKING:
     from llms.verify.reference.hf import ReferenceRun
 
-Array = np.ndarray[Any, Any]
 Chosen = Callable[[str, int], bool]
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from llms.verify.contract.launches import ElfRun
+from llms.verify.contract.records import Array
 from llms.verify.localise.checkpoint import Truth
 from llms.verify.localise.handed_over import judge_inputs
 from llms.verify.localise.held import judge_statics
@@ -22,8 +22,6 @@ from llms.verify.localise.naming import slots
 from llms.verify.localise.results import judge_head, judge_results
 from llms.verify.localise.stages import Stages
 from llms.verify.reference.arithmetic import DeviceArithmetic, PhaseArithmetic
-
-Array = np.ndarray[Any, Any]
 
 # Layers that are still judged behind the one with the first bad comparison: they show whether it is a fault
 # of one layer or of a kernel wherever it runs. The rest of a walk has nothing to add.

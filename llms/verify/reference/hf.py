@@ -25,6 +25,7 @@ from llms.verify.contract.abilities import NotOffered
 from llms.verify.contract.records import Array, DecodeProbe, DecodeStepRecord, PrefillRecord, frozen_copy
 from llms.verify.contract.topk import N_TOKENS, K, TokenStep, TokenTrace
 from llms.verify.reference.cache import ReferenceCache, key_hash
+from llms.verify.reference.runs import CachedReference, Run, check_request
 
 # Raise it when the content or meaning of a cached run changes.
 FORMAT_VERSION = 2
@@ -32,32 +33,21 @@ _log = logging.getLogger("llms.verify.reference.hf")
 
 
 @dataclass(frozen=True, eq=False)
-class ReferenceRun:
-    """One prompt through the reference: prefill and ``n_tokens - 1`` decode steps.
+class ReferenceRun(Run):
+    """A run with the outputs of all layers; they have size 0 where the reference gives logits only.
 
     Attributes:
-        prompt_ids: token ids of the prompt (n of them).
-        tokens: the greedy choice of every step, ``n_tokens`` of them.
-        fed: tokens fed to the decode steps: the own choices, or the forced ones.
-        logits: ``[n_tokens, vocab]``, row 0 from the prefill.
         prefill_layers: ``[n_layers, n, emb]``, raw block outputs after the second residual, last layer
             included.
         prefill_final: ``[n, emb]`` after the final norm.
         decode_layers: ``[n_tokens - 1, n_layers, emb]``.
         decode_final: ``[n_tokens - 1, emb]``.
-        keys, values: ``[n_layers, n_kv_heads, n + n_tokens - 1, head_dim]``, the KV cache at the end.
     """
 
-    prompt_ids: tuple[int, ...]
-    tokens: tuple[int, ...]
-    fed: tuple[int, ...]
-    logits: Array
     prefill_layers: Array
     prefill_final: Array
     decode_layers: Array
     decode_final: Array
-    keys: Array
-    values: Array
 
     def trace(self, k: int = K) -> TokenTrace:
         """Condense the run for the token-set gate."""
@@ -110,9 +100,7 @@ class HFRunner:
         for index, layer in enumerate(body.layers):
             layer.register_forward_hook(self._keep(index))
         body.norm.register_forward_hook(self._keep(self.n_layers))
-        parameters = inspect.signature(type(model).forward).parameters
-        # transformers renames past_key_values to cache in the course of 5.x.
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = cache_parameter(model)
         self._cache: Any = None
         self._length = 0
 
@@ -175,6 +163,13 @@ class HFRunner:
         return to_numpy(output.logits[0, -1])
 
 
+def cache_parameter(model: Any) -> str:
+    """Name of the KV cache in a model's calls and results."""
+    parameters = inspect.signature(type(model).forward).parameters
+    # transformers renames past_key_values to cache in the course of 5.x.
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
 def load_hf_model(checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> Any:
     """Load a causal language model of transformers from a folder, nothing fetched, in evaluation mode.
 
@@ -185,8 +180,7 @@ def load_hf_model(checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> Any
     import torch
     import transformers
 
-    if dtype not in ("bfloat16", "float32"):
-        raise ValueError(f"reference dtype must be bfloat16 or float32, not {dtype!r}")
+    _check_dtype(dtype)
     folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
     with _quiet_loading():
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -197,6 +191,11 @@ def load_hf_model(checkpoint: Checkpoint | Path, dtype: str = "bfloat16") -> Any
     if unlike:
         raise ValueError(f"the reference was asked for in {dtype}, transformers loaded {sorted(unlike)}")
     return model
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"reference dtype must be bfloat16 or float32, not {dtype!r}")
 
 
 def _calm_openmp() -> None:
@@ -237,21 +236,28 @@ def to_numpy(tensor: Any) -> Array:
     return bits.view(ml_dtypes.bfloat16)
 
 
-class HFReference:
+def to_torch(array: Array) -> Any:
+    """Copy a numpy array of ``ml_dtypes.bfloat16`` to torch, bit by bit."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16)
+
+
+class HFReference(CachedReference[ReferenceRun]):
     """Reference runs of one checkpoint, cached on disk.
 
     Args:
         checkpoint: the checkpoint of the deployment under test.
         dtype: ``bfloat16``, or ``float32`` for studies.
         cache: where runs are kept; ``None`` bypasses the disk: nothing is read or written there.
-        model: a model built by an adapter (``build_hf_model``); with ``model_key`` it names itself in the
-            key.
-        model_key: content identity of ``model``; runs of a model without one are never cached.
+        model: a model built by an adapter (``build_hf_model``); its runs are never cached.
 
     The key of a run covers checkpoint content, prompt ids, forced tokens, number of tokens, dtype, versions
     of torch and transformers, the CPU, the instruction sets that it may use and the threads (they select
     torch's kernels), and the format version.
     """
+
+    record = ReferenceRun
 
     def __init__(
         self,
@@ -260,49 +266,28 @@ class HFReference:
         dtype: str = "bfloat16",
         cache: ReferenceCache | None = None,
         model: Any = None,
-        model_key: str | None = None,
     ) -> None:
-        if dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"reference dtype must be bfloat16 or float32, not {dtype!r}")
-        self.checkpoint = checkpoint
+        _check_dtype(dtype)
+        super().__init__(checkpoint, cache, model)
         self.dtype = dtype
-        self._cache = cache if model is None or model_key is not None else None
-        self._model_key = model_key
-        self._given = model is not None
-        self._runner: HFRunner | None = None if model is None else HFRunner.from_model(model)
-        self.hits = 0
-        self.computed = 0
 
     @property
     def runner(self) -> HFRunner:
         """The live model, loaded on first use."""
-        if self._runner is None:
-            self._runner = HFRunner(self.checkpoint, self.dtype)
-        return self._runner
-
-    def release(self) -> None:
-        """Drop the live model and its memory; the next computation loads it again. A given model is kept."""
-        if not self._given:
-            self._runner = None
+        if self._live is None:
+            given = self._given
+            self._live = (
+                HFRunner(self.checkpoint, self.dtype) if given is None else HFRunner.from_model(given)
+            )
+        runner: HFRunner = self._live
+        return runner
 
     def key(
         self, prompt_ids: Sequence[int], n_tokens: int, forced: Sequence[int] | None = None
     ) -> dict[str, Any]:
         """Return what identifies a run, as JSON-able values; reports may show it."""
-        from importlib.metadata import version
-
-        return {
-            "checkpoint": self.checkpoint.content_hash,
-            "model": self._model_key,
-            "prompt_ids": [int(token) for token in prompt_ids],
-            "forced": None if forced is None else [int(token) for token in forced[: n_tokens - 1]],
-            "n_tokens": n_tokens,
-            "dtype": self.dtype,
-            "torch": version("torch"),
-            "transformers": version("transformers"),
-            "cpu": _cpu_capability(),
-            "format": FORMAT_VERSION,
-        }
+        more = {"dtype": self.dtype, "cpu": _cpu_capability(), "format": FORMAT_VERSION}
+        return {**self._key(prompt_ids, n_tokens, forced), **more}
 
     def key_hash(self, prompt_ids: Sequence[int], n_tokens: int = N_TOKENS) -> str:
         """Return the SHA-256 (hex) of :meth:`key`, by which a report names the inputs of a reference run."""
@@ -321,24 +306,12 @@ class HFReference:
         Raises:
             ValueError: empty prompt, ``n_tokens`` below 1, or too few forced tokens.
         """
-        if not prompt_ids or n_tokens < 1:
-            raise ValueError("a reference run needs at least one prompt token and one generated token")
-        if forced is not None and len(forced) < n_tokens - 1:
-            raise ValueError(f"{n_tokens} tokens need {n_tokens - 1} forced ones, got {len(forced)}")
-        if self._cache is not None:
-            key = self.key(prompt_ids, n_tokens, forced)
-            stored = self._cache.load(key)
-            if stored is None and forced is None and n_tokens < N_TOKENS:
-                # Greedy choices do not depend on how many follow: the gate's run begins with this one.
-                stored = self._cache.load(self.key(prompt_ids, N_TOKENS))
-            if stored is not None:
-                self.hits += 1
-                return _head(_unpack(stored), n_tokens)
-        result = self._compute(prompt_ids, n_tokens, forced)
-        self.computed += 1
-        if self._cache is not None:
-            self._cache.store(key, _pack(result))
-        return result
+        check_request(prompt_ids, n_tokens, forced)
+        keys = [self.key(prompt_ids, n_tokens, forced)]
+        if forced is None and n_tokens < N_TOKENS:
+            # Greedy choices do not depend on how many follow: the gate's run begins with this one.
+            keys.append(self.key(prompt_ids, N_TOKENS))
+        return _head(self._obtain(keys, lambda: self._compute(prompt_ids, n_tokens, forced)), n_tokens)
 
     def _compute(
         self, prompt_ids: Sequence[int], n_tokens: int, forced: Sequence[int] | None
@@ -402,36 +375,3 @@ def _cpu_capability() -> str:
 
     parts = [str(torch.backends.cpu.get_cpu_capability()), cpu_model(), f"{torch.get_num_threads()} threads"]
     return "; ".join([*parts, *(f"{name}={value}" for name, value in limits().items())])
-
-
-def _pack(run: ReferenceRun) -> dict[str, Array]:
-    return {
-        "prompt_ids": np.array(run.prompt_ids, np.int64),
-        "tokens": np.array(run.tokens, np.int64),
-        "fed": np.array(run.fed, np.int64),
-        "logits": run.logits,
-        "prefill_layers": run.prefill_layers,
-        "prefill_final": run.prefill_final,
-        "decode_layers": run.decode_layers,
-        "decode_final": run.decode_final,
-        "keys": run.keys,
-        "values": run.values,
-    }
-
-
-def _unpack(stored: dict[str, Array]) -> ReferenceRun:
-    def numbers(name: str) -> tuple[int, ...]:
-        return tuple(int(token) for token in stored[name])
-
-    return ReferenceRun(
-        prompt_ids=numbers("prompt_ids"),
-        tokens=numbers("tokens"),
-        fed=numbers("fed"),
-        logits=frozen_copy(stored["logits"]),
-        prefill_layers=frozen_copy(stored["prefill_layers"]),
-        prefill_final=frozen_copy(stored["prefill_final"]),
-        decode_layers=frozen_copy(stored["decode_layers"]),
-        decode_final=frozen_copy(stored["decode_final"]),
-        keys=frozen_copy(stored["keys"]),
-        values=frozen_copy(stored["values"]),
-    )

@@ -13,6 +13,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MODEL_TENSORS = {
+    "embedding": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+}
+"""Weight names of the mlir-air LLM examples (e972f2942) -> tensor names of transformers."""
+
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "wq": "self_attn.q_proj.weight",
+    "wk": "self_attn.k_proj.weight",
+    "wv": "self_attn.v_proj.weight",
+    "wo": "self_attn.o_proj.weight",
+    "bq": "self_attn.q_proj.bias",
+    "bk": "self_attn.k_proj.bias",
+    "bv": "self_attn.v_proj.bias",
+    "bo": "self_attn.o_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "w_gate": "mlp.gate_proj.weight",
+    "w_up": "mlp.up_proj.weight",
+    "w_down": "mlp.down_proj.weight",
+}
+"""The same of one layer, behind ``model.layers.<index>.``; biases and norms per head where it has them."""
+
 
 @lru_cache(maxsize=8)
 def _meta_model(folder: Path, stamp: int) -> Any:

@@ -33,7 +33,7 @@ from llms.verify.reference.arithmetic import (
 )
 from llms.verify.reference.arithmetic import attention as attention_kernels
 from llms.verify.reference.arithmetic.description import LINEARS, Role
-from llms.verify.reference.hf import to_numpy
+from llms.verify.reference.hf import cache_parameter, to_numpy, to_torch
 
 ATTENTION = "npu2_matched"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -115,6 +115,7 @@ class MatchedModel:
         self._generator = None if reorder is None else np.random.default_rng(reorder)
         self._expected = self._inject()
         self._cache: Any = None
+        self._cache_name = cache_parameter(model)
         self._given: Any = None
         self._watched = False
         self._seen: list[Array] = []
@@ -165,7 +166,7 @@ class MatchedModel:
                 module.forward = self._activation
             elif path not in ("", "self_attn", "mlp"):
                 raise InjectionError(f"module {path!r} ({type(module).__name__}) of a layer is not known")
-        layer.self_attn.npu_matched = _Hook(self)
+        layer.self_attn.npu_matched = self.attend
         return expected
 
     def _take_given(self, index: int) -> Callable[[Any, Any], Any]:
@@ -304,7 +305,7 @@ class MatchedModel:
         so what it computes differs from the other's by its own arithmetic only. Yields a list that holds
         the output ``[n, emb]`` of every layer after the pass.
         """
-        self._given, self._seen = _tensor(layer_outputs), []
+        self._given, self._seen = to_torch(layer_outputs), []
         try:
             yield self._seen
         finally:
@@ -356,7 +357,7 @@ class MatchedModel:
     def replace_cache(self, keys: Array, values: Array) -> None:
         """Put K and V ``[n_layers, n_kv_heads, positions, head_dim]`` bf16 in place of the own cache."""
         for index, layer in enumerate(self._cache.layers):
-            layer.keys, layer.values = _tensor(keys[index])[None], _tensor(values[index])[None]
+            layer.keys, layer.values = to_torch(keys[index])[None], to_torch(values[index])[None]
 
     def _forward(self, tokens: list[int], keep: list[int]) -> Array:
         """Logits ``[len(keep), vocab]`` of the rows asked for."""
@@ -376,16 +377,6 @@ class MatchedModel:
         self._cache = output[self._cache_name]
         return frozen_copy(to_numpy(output.logits[0]))
 
-    @property
-    def _cache_name(self) -> str:
-        # transformers renames past_key_values to cache in the course of 5.x.
-        names = type(self.model).forward.__code__.co_varnames
-        wrapped = getattr(type(self.model).forward, "__wrapped__", None)
-        while wrapped is not None:
-            names = wrapped.__code__.co_varnames
-            wrapped = getattr(wrapped, "__wrapped__", None)
-        return "cache" if "cache" in names else "past_key_values"
-
     @contextmanager
     def _rotation(self) -> Iterator[None]:
         """Put our rotary embedding in the place of the modelling module's, for one forward pass."""
@@ -398,13 +389,6 @@ class MatchedModel:
             yield
         finally:
             module.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
-
-
-class _Hook:
-    """Lets the attention function find its model; not a module, so that transformers does not see it."""
-
-    def __init__(self, owner: MatchedModel) -> None:
-        self.owner = owner
 
 
 class _Weights:
@@ -438,7 +422,7 @@ def _attention(
 ) -> tuple[Any, None]:
     if abs(scaling * query.shape[-1] ** 0.5 - 1.0) > 1e-6:
         raise InjectionError(f"attention scale {scaling} is not that of the kernel, 1/sqrt(head_dim)")
-    return module.npu_matched.owner.attend(query, key, value, attention_mask), None
+    return module.npu_matched(query, key, value, attention_mask), None
 
 
 class _ExactPower(TorchFunctionMode):
@@ -477,7 +461,3 @@ def _tables(rotary: Any, config: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
         return (both.cos() * scale).to(x.dtype), (both.sin() * scale).to(x.dtype)
 
     return forward
-
-
-def _tensor(array: Array) -> Any:
-    return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16)

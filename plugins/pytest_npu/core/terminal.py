@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import pytest
-from _pytest.config import create_terminal_writer
+from _pytest.terminal import TerminalReporter
 
 from pytest_npu.core.header import relative
-from pytest_npu.report.model import PhaseSummary, RunReport
+from pytest_npu.report.model import RunReport
 from pytest_npu.report.timing import timing_of
 from pytest_npu.report.write import Written
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "INCOMPLETE": "yellow", "EMPTY": "yellow"}
 
 
-class Output(Protocol):
-    """What the summary is written to: pytest's terminal reporter, or `Lines` without one."""
-
-    def write_sep(
-        self, sep: str, title: str | None = None, fullwidth: int | None = None, **markup: bool
-    ) -> None:
-        """Write a line of `sep` with a title in it."""
-        ...
-
-    def write_line(self, line: str | bytes, **markup: bool) -> None:
-        """Write a line."""
-        ...
-
-
-class Lines:
-    """Output of the supervisor, which has no terminal reporter."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._writer = create_terminal_writer(config)
-
-    def write_sep(
-        self, sep: str, title: str | None = None, fullwidth: int | None = None, **markup: bool
-    ) -> None:
-        """Write a line of `sep` with a title in it."""
-        self._writer.sep(sep, title, fullwidth, **markup)
-
-    def write_line(self, line: str | bytes, **markup: bool) -> None:
-        """Write a line."""
-        self._writer.line(line if isinstance(line, str) else line.decode(), **markup)
-
-
-def write_written(output: Output, written: Written) -> None:
+def write_written(output: TerminalReporter, written: Written) -> None:
     """Print the summary of one model."""
     output.write_sep("=", f"npu: {written.report.model}")
     for line in summary_lines(written.report):
@@ -62,10 +28,8 @@ def summary_lines(report: RunReport) -> list[str]:
     lines = [f"device {report.device_label}; checkpoint {report.checkpoint_label}"]
     rows = [("phase", "verdict", "tests", "time", "lock wait")]
     for phase in report.phases:
-        counts = phase_counts(phase)
-        rows.append(
-            (phase.title, phase.verdict, counts, f"{phase.duration_s:.1f} s", f"{phase.lock_wait_s:.1f} s")
-        )
+        times = (f"{phase.duration_s:.1f} s", f"{phase.lock_wait_s:.1f} s")
+        rows.append((phase.title, phase.verdict, phase.counts_text, *times))
     if not any(row[4] != "0.0 s" for row in rows[1:]):
         rows = [row[:4] for row in rows]  # type: ignore[misc]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -76,23 +40,15 @@ def summary_lines(report: RunReport) -> list[str]:
     return lines
 
 
-def phase_counts(phase: PhaseSummary) -> str:
-    """`42 passed (33 in tier)`."""
-    counts = ", ".join(f"{count} {name}" for name, count in phase.counts.items())
-    return f"{counts} ({phase.in_tier} in tier)" if phase.in_tier else counts
-
-
 def kernel_line(report: RunReport) -> str:
     """One line for all kernels with elements beyond their tolerance; empty without any."""
     over = [kernel for kernel in report.kernels if kernel.in_tier]
     if not over:
         return ""
     worst = max(over, key=lambda kernel: (kernel.elements.get("over", 0), kernel.payload.get("kernel", "")))
-    of = worst.elements
     return (
         f"in tier: {len(over)} of {len(report.kernels)} kernels have elements beyond rtol and atol, no more "
-        f"than the number formats explain; most in {worst.payload.get('kernel')}: {of.get('over')} of "
-        f"{of.get('total')}, {of.get('allowed')} allowed"
+        f"than the number formats explain; most in {worst.payload.get('kernel')}: {worst.elements_text}"
     )
 
 
@@ -120,8 +76,7 @@ def figure_lines(report: RunReport) -> list[str]:
 
 def verdict_line(report: RunReport) -> str:
     """`PASS: 3 passed`, with why a run is incomplete."""
-    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items()) or "no tests"
-    line = f"{report.verdict}: {counts}"
+    line = f"{report.verdict}: {report.counts_text}"
     if report.interrupts:
         line += f" ({report.interrupts[-1]})"
     elif not report.finished:

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from pytest_npu.core.constants import DEVICE_LABELS, FD_ENV, NPU2, QUESTIONS, REPORT_FIELD
 from pytest_npu.core.events import Event, atomic_write, clip, make_event
 from pytest_npu.core.models import ModelFolders, model_name
 from pytest_npu.core.options import NpuOptions
 from pytest_npu.core.phase_gate import PhaseGate
-from pytest_npu.core.terminal import Lines, write_written
+from pytest_npu.core.terminal import write_written
 from pytest_npu.device.supervised import (
     CONTROL_ENV,
     ENDED_FILE,
@@ -350,9 +351,9 @@ class Supervisor:
             self._logs.emit(make_event("session_finish", exit_status=status))
         reports = write_reports(self._logs)
         if hasattr(self._config.option, "color"):  # not with -p no:terminal
-            lines = Lines(self._config)
+            reporter = TerminalReporter(self._config)
             for written in reports:
-                write_written(lines, written)
+                write_written(reporter, written)
         self._config.hook.pytest_npu_reports(config=self._config, folders=self._logs.folders)
 
 

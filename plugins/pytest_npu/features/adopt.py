@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from llms.verify.foreign.remote import RemoteAdapter
     from pytest_npu.core.options import NpuOptions
 
+TWIN_PYXRT = "npu_twin.pyxrt"
+"""What a foreign deployment imports as `pyxrt` without `--npu`."""
+
 
 def adapters_of(paths: Iterable[Path]) -> tuple[Path, ...]:
     """The folders with an adapter at or below the given paths. Raises pytest.UsageError for none."""
@@ -104,7 +107,7 @@ class AdoptHooks:
             settings = RemoteSettings(
                 checkpoint=options.checkpoint,
                 choice=options.model,
-                silicon=options.npu,
+                pyxrt=None if options.npu else TWIN_PYXRT,
                 limit_s=options.hang_timeout,
                 device=self._state.make_lock,
             )

@@ -61,7 +61,7 @@ class TimelineHooks(TimelineFiles):
                 "install the project: pip install -e ."
             ) from error
         try:
-            device = self._state.device.open()
+            device: Any = self._state.device.open()  # a driver of the host toolkit
         except DevicePoisoned:
             return  # nothing more runs on it
         except DeviceUnavailable as error:

@@ -18,7 +18,7 @@ from llms.verify.contract.models import ROOT as MODELS
 ROOT = MODELS.parent
 """The folder that holds the packages."""
 
-PACKAGES = ("llms", "kernel_registry", "npu_twin")
+PACKAGES = ("llms", "kernel_registry", "npu_twin", "fixed_order")
 
 # A name stands for one module, `name.*` for a package with all its modules and data files.
 JUDGING: Mapping[str, tuple[str, ...]] = {
@@ -35,6 +35,9 @@ JUDGING: Mapping[str, tuple[str, ...]] = {
         "kernel_registry.registry_lookup",
     ),
     "toolkit": (
+        "fixed_order.*",  # host attention, the twin's products, and the key of a reference run
+        "kernel_registry.measure",  # runs the kernels of phase 1
+        "kernel_registry.shapes",  # which kernels these are
         "llms.adapter",
         "llms.llama_kernel_builder.*",
         "llms.production",

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .gate_view import dicts
 from .model import RunReport
-from .plots import number
+from .values import Table, dicts, number, short, table
 
 _MEANING = {
     "PASS": "Every question was answered well: the gates judge what users run, and they can fail.",
@@ -20,22 +19,13 @@ _LONGEST = 600
 
 
 @dataclass(frozen=True)
-class AuditTable:
-    """A part of the audit: heading (empty for none), column names, rows of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
 class AuditView:
     """One audit. `css` belongs to the verdict, `not_shown` is what it does not cover."""
 
     verdict: str
     css: str
     meaning: str
-    tables: tuple[AuditTable, ...]
+    tables: tuple[Table, ...]
     not_shown: tuple[str, ...]
     commands: tuple[str, ...]
     environment: str
@@ -69,23 +59,23 @@ def _audit(payload: Mapping[str, Any]) -> AuditView:
     )
 
 
-def _tables(payload: Mapping[str, Any]) -> Iterator[AuditTable]:
+def _tables(payload: Mapping[str, Any]) -> Iterator[Table]:
     order = list(_CSS)
     findings = [
-        (str(f.get("status")), str(f.get("question")), _short(f.get("evidence")))
+        (str(f.get("status")), str(f.get("question")), _clipped(f.get("evidence")))
         for f in dicts(payload.get("findings"))
     ]
     findings.sort(key=lambda row: order.index(row[0]) if row[0] in order else -1)
-    yield AuditTable("", ("at a glance", ""), tuple(_glance(payload)))
-    yield AuditTable("Questions and answers", ("", "question", "evidence, or what is wrong"), tuple(findings))
+    yield table("", "", ("at a glance", ""), _glance(payload))
+    yield table("Questions and answers", "", ("", "question", "evidence, or what is wrong"), findings)
     prompts = dicts(_dict(payload, "gate").get("prompts"))
     if prompts:
         head = ("prompt", "tokens", "first divergence", "verdict")
-        yield AuditTable("Token-set gate of the audit", head, tuple(map(_prompt_row, prompts)))
+        yield table("Token-set gate of the audit", "", head, map(_prompt_row, prompts))
     rungs = dicts(payload.get("ladder"))
     if rungs:
         columns = ("rung", "status", "nearest to its limit", "measured", "limit")
-        yield AuditTable("Ladder of the audit", columns, tuple(map(_rung_row, rungs)))
+        yield table("Ladder of the audit", "", columns, map(_rung_row, rungs))
 
 
 def _glance(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -140,8 +130,8 @@ def _rung_row(rung: Mapping[str, Any]) -> tuple[str, ...]:
     name, status, near = str(rung.get("name")), str(rung.get("status")), _dict(rung, "nearest")
     value, limit = number(near.get("value")), number(near.get("limit"))
     if value is None or limit is None:
-        return name, status, _short(rung.get("reason") or ""), "", ""
-    return name, status, str(near.get("statistic")), f"{value:.3g}", f"{limit:.3g}"
+        return name, status, _clipped(rung.get("reason") or ""), "", ""
+    return name, status, str(near.get("statistic")), short(value), short(limit)
 
 
 def _not_shown(payload: Mapping[str, Any], command: str) -> Iterator[str]:
@@ -161,6 +151,6 @@ def _dict(payload: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _short(text: Any) -> str:
+def _clipped(text: Any) -> str:
     words = " ".join(str(text).split())
     return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"

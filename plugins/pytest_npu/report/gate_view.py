@@ -1,7 +1,4 @@
-"""Views of what the gates of `llms.verify` record: the ladder's rungs, and tables of phases 0, 2, 4 and 5.
-
-Records are read leniently, entry by entry: what a newer gate adds or leaves out costs its cell, not the page.
-"""
+"""Views of what the gates of `llms.verify` record: the ladder's rungs, and tables of phases 0, 2, 4 and 5."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .model import RunReport
-from .plots import LinePlot, number, step_plot
+from .plots import LinePlot, step_plot
+from .values import Field, Table, dicts, number, short, table, table_of
 
 _STATUS_CSS = {"passed": "good", "failed": "bad"}
 _RUNGS = {
@@ -56,16 +54,11 @@ class Rung:
 def rungs(report: RunReport) -> list[Rung]:
     """All rungs, by phase, in the order they were judged."""
     results = [
-        _rung(_phase_of(report, record), rung)
+        _rung(report.phase_of(record), rung)
         for record in report.records_of("ladder")
         for rung in dicts(record["payload"].get("rungs"))
     ]
     return sorted(results, key=lambda rung: 99 if rung.phase is None else rung.phase)
-
-
-def _phase_of(report: RunReport, record: Mapping[str, Any]) -> int | None:
-    test = report.tests.get(record.get("nodeid") or "")
-    return None if test is None else test.phase
 
 
 def _rung(phase: int | None, entry: Mapping[str, Any]) -> Rung:
@@ -78,7 +71,7 @@ def _rung(phase: int | None, entry: Mapping[str, Any]) -> Rung:
         status,
         _STATUS_CSS.get(status, "muted"),
         str(entry.get("reason") or ""),
-        max(judged, key=lambda one: one.share or 0.0) if judged else None,
+        max(judged, key=lambda one: one.share or 0.0, default=None),
         statistics,
         [str(line) for line in entry.get("failures") or []],
     )
@@ -89,8 +82,8 @@ def _statistic(entry: Mapping[str, Any], rung: str) -> Statistic:
     share = None if limit is None else 100.0 * (value / limit if limit and value is not None else 1.0)
     return Statistic(
         str(entry.get("statistic")).removeprefix(f"{rung}.").replace("_", " "),
-        "not finite" if value is None else f"{value:.3g}",
-        "" if limit is None else f"{limit:.3g}",
+        short(value, missing="not finite"),
+        short(limit, missing=""),
         share,
         str(entry.get("where") or ""),
         str(entry.get("pedigree") or ""),
@@ -120,124 +113,79 @@ def divergence_plot(report: RunReport) -> LinePlot | None:
     return step_plot([(f"prompt {prompt.get('index')}", prompt.get("kl") or []) for prompt in prompts])
 
 
-def gate_tables(report: RunReport) -> Iterator[tuple[str, str, list[str], list[list[Any]]]]:
-    """Title, note, columns and rows of the phases whose records are lists of plain figures."""
-    for maker in (_reference_table, _block_table, _optimisation_tables, _length_table):
-        yield from maker(report)
+def gate_tables(report: RunReport) -> Iterator[Table]:
+    """Tables of the phases whose records are lists of plain figures."""
+    for maker in (_reference_table, _block_tables, _optimisation_tables, _length_table):
+        yield from (one for one in maker(report) if one.rows)
 
 
-_Table = tuple[str, str, list[str], list[list[Any]]]
+def _reference_table(report: RunReport) -> Iterator[Table]:
+    payloads = [record["payload"] for record in report.records_of("phase0")]
+    columns: dict[str, Field] = {"check": "check", "verdict": "status", "remarks": _remarks}
+    yield table_of("Phase 0: reference", "", payloads, columns)
 
 
-def _reference_table(report: RunReport) -> Iterator[_Table]:
-    rows = [
-        [
-            record["payload"].get("check"),
-            record["payload"].get("status"),
-            "; ".join(
-                str(line)
-                for key in ("problems", "notes")
-                for line in record["payload"].get(key) or []
-                if isinstance(line, str)
-            ),
-        ]
-        for record in report.records_of("phase0")
-    ]
-    if rows:
-        yield "Phase 0: reference", "", ["check", "verdict", "remarks"], rows
+def _remarks(payload: Mapping[str, Any]) -> str:
+    lines = [line for key in ("problems", "notes") for line in payload.get(key) or []]
+    return "; ".join(line for line in lines if isinstance(line, str))
 
 
-def _block_table(report: RunReport) -> Iterator[_Table]:
+def _block_tables(report: RunReport) -> Iterator[Table]:
     for record in report.records_of("block"):
         payload = record["payload"]
         limits = payload.get("limits") or {}
-        rows = [
-            [
-                row.get("path"),
-                row.get("text"),
-                row.get("positions"),
-                *(_digits(row.get(key), 6) for key in ("cos_whole", "cos_min", "size")),
-                _digits(row.get("max_abs"), 3),
-                "OK" if row.get("ok") else "FAIL",
-            ]
-            for row in dicts(payload.get("rows"))
-        ]
         note = (
             f"Limits: cosine {limits.get('whole')}, worst position {limits.get('position')} "
             f"(heads of {payload.get('head_dim')}), size within {limits.get('size')} of 1."
         )
-        columns = [
-            "path",
-            "prompt",
-            "positions",
-            "cosine",
-            "worst position",
-            "size ratio",
-            "max abs",
-            "verdict",
-        ]
-        yield "Phase 2: block of layer 0", note, columns, rows
+        columns: dict[str, Field] = {
+            "path": "path",
+            "prompt": "text",
+            "positions": "positions",
+            "cosine": ("cos_whole", 6),
+            "worst position": ("cos_min", 6),
+            "size ratio": ("size", 6),
+            "max abs": ("max_abs", 3),
+            "verdict": lambda row: "OK" if row.get("ok") else "FAIL",
+        }
+        yield table_of("Phase 2: block of layer 0", note, dicts(payload.get("rows")), columns)
 
 
-def _optimisation_tables(report: RunReport) -> Iterator[_Table]:
+def _optimisation_tables(report: RunReport) -> Iterator[Table]:
     for record in report.records_of("optimisation"):
         payload = record["payload"]
-        steps = dicts(payload.get("steps"))
-        if not steps:
-            continue
         section = str(payload.get("section"))
         base = number((payload.get("baseline_ms") or {}).get(section))
         now = number((payload.get("production_ms") or {}).get(section))
         note = f"{payload.get('clock')}; {payload.get('seq_len')} rows"
         if base and now:
             note += f"; from {base:.2f} ms unfused to {now:.2f} ms, {100 * (1 - now / base):.1f} % less"
-        rows = [
-            [
-                step.get("name"),
-                step.get("status"),
-                _digits(step.get("before_ms"), 2),
-                _digits(step.get("after_ms"), 2),
-                _digits(step.get("gain_percent"), 1),
-                step.get("equal") or "",
-                step.get("reason"),
-            ]
-            for step in steps
+        columns: dict[str, Field] = {
+            "optimisation": "name",
+            "outcome": "status",
+            "before, ms": ("before_ms", 2),
+            "after, ms": ("after_ms", 2),
+            "gain, %": ("gain_percent", 1),
+            "result": "equal",
+            "reason": "reason",
+        }
+        title = f"Phase {payload.get('phase')}: {section}, what each optimisation gains"
+        yield table_of(title, note, dicts(payload.get("steps")), columns)
+
+
+def _length_table(report: RunReport) -> Iterator[Table]:
+    for record in report.records_of("limits")[-1:]:
+        payload = record["payload"]
+        accepted = [
+            (
+                f"{row.get('length')} tokens",
+                f"accepted, compiled length {row.get('limit')}",
+                short(row.get("kl"), ""),
+            )
+            for row in dicts(payload.get("lengths"))
         ]
-        columns = ["optimisation", "outcome", "before, ms", "after, ms", "gain, %", "result", "reason"]
-        yield f"Phase {payload.get('phase')}: {section}, what each optimisation gains", note, columns, rows
-
-
-def _length_table(report: RunReport) -> Iterator[_Table]:
-    records = report.records_of("limits")
-    if not records:
-        return
-    payload = records[-1]["payload"]
-    rows: list[list[Any]] = [
-        [
-            f"{row.get('length')} tokens",
-            f"accepted, compiled length {row.get('limit')}",
-            _short(row.get("kl")),
+        refused = [
+            (f"{row.get('call')} at {row.get('length')}", f"refused: {row.get('error')}", "")
+            for row in dicts(payload.get("refusals"))
         ]
-        for row in dicts(payload.get("lengths"))
-    ]
-    rows += [
-        [f"{row.get('call')} at {row.get('length')}", f"refused: {row.get('error')}", ""]
-        for row in dicts(payload.get("refusals"))
-    ]
-    if rows:
-        yield "Length limits", "", ["length", "outcome", "KL to the reference"], rows
-
-
-def dicts(value: Any) -> list[dict[str, Any]]:
-    """The entries of a list that are objects."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-
-
-def _digits(value: Any, places: int) -> str:
-    known = number(value)
-    return "" if known is None else f"{known:.{places}f}"
-
-
-def _short(value: Any) -> str:
-    known = number(value)
-    return "" if known is None else f"{known:.3g}"
+        yield table("Length limits", "", ("length", "outcome", "KL to the reference"), accepted + refused)

@@ -13,11 +13,12 @@ from pytest_npu.core.events import atomic_write, read_events
 from pytest_npu.core.exceptions import EventLogError
 from pytest_npu.report.runlogs import EVENTS_FILE
 
-from .html import render_index
-from .model import build_run_report
-from .plots import number, sparkline
+from .model import build_run_report, count_text
+from .plots import sparkline
+from .render import render_index
 from .results import RESULTS_FILE, results_of
-from .view import VERDICT_CLASS, count_text, time_text
+from .values import number
+from .view import VERDICT_CLASS, time_text
 
 #: Rows per model in the list, and bars in its history.
 MAX_ROWS = 25
@@ -61,16 +62,16 @@ class ModelRuns:
     @property
     def ttft(self) -> float | None:
         """TTFT of the newest run that recorded one on the latest run's device."""
-        return next(
-            (r.ttft for r in self.runs if r.ttft is not None and r.device == self.latest.device), None
-        )
+        return next((run.ttft for run in self._comparable if run.ttft is not None), None)
 
     @property
     def tpot(self) -> float | None:
         """TPOT of the newest run that recorded one on the latest run's device."""
-        return next(
-            (r.tpot for r in self.runs if r.tpot is not None and r.device == self.latest.device), None
-        )
+        return next((run.tpot for run in self._comparable if run.tpot is not None), None)
+
+    @property
+    def _comparable(self) -> list[Run]:
+        return [run for run in self.runs if run.device == self.latest.device]
 
 
 def write_index(report_dir: Path) -> Path:
@@ -102,7 +103,11 @@ def _age(folder: Path) -> tuple[float, str]:
 
 def _model(name: str, runs: list[Run], unread: int) -> ModelRuns:
     timed = [run for run in runs if run.tpot is not None]
-    same = [run for run in reversed(timed) if (run.device, run.checkpoint) == _what(timed[0])]
+    same = [
+        run
+        for run in reversed(timed)
+        if (run.device, run.checkpoint) == (timed[0].device, timed[0].checkpoint)
+    ]
     values = [run.tpot for run in same if run.tpot is not None][-MAX_HISTORY:]
     text = ""
     if len(values) > 1:
@@ -113,10 +118,6 @@ def _model(name: str, runs: list[Run], unread: int) -> ModelRuns:
     return ModelRuns(
         name, runs[:MAX_ROWS], max(0, len(runs) - MAX_ROWS) + unread, history, sparkline(values), text
     )
-
-
-def _what(run: Run) -> tuple[str, str]:
-    return run.device, run.checkpoint
 
 
 def _read_run(folder: Path) -> Run | None:

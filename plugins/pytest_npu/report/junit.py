@@ -43,47 +43,44 @@ def render_junit(report: RunReport) -> str:
             "hostname": _clean(str(report.session.get("host") or "")),
         },
     )
-    properties = ET.SubElement(suite, "properties")
-    for name, value in (("device", report.device_label), ("checkpoint", report.checkpoint_label)):
-        ET.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+    _add_properties(suite, device=report.device_label, checkpoint=report.checkpoint_label)
     for error in report.collect_errors:
-        case = ET.SubElement(
-            suite, "testcase", {"classname": "", "name": _clean(error["nodeid"]), "time": "0"}
-        )
-        ET.SubElement(case, "error", {"message": "collection failure"}).text = _clean(str(error["longrepr"]))
+        case = _add_case(suite, "", error["nodeid"])
+        _add_outcome(case, "error", "collection failure", str(error["longrepr"]))
     for entry in report.regressions:  # the test itself passed: the comparison is a case of its own
-        case = ET.SubElement(
-            suite,
-            "testcase",
-            {"classname": "benchmark-compare", "name": _clean(entry["nodeid"]), "time": "0"},
-        )
-        ET.SubElement(case, "failure", {"message": _clean(entry["reason"])})
+        _add_outcome(_add_case(suite, "benchmark-compare", entry["nodeid"]), "failure", entry["reason"])
     for test in tests:
-        _add_case(suite, test)
+        _add_test(suite, test)
     root = ET.Element("testsuites", {"name": "pytest-npu"})
     root.append(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_case(suite: ET.Element, test: TestResult) -> None:
+def _add_case(suite: ET.Element, classname: str, name: str, time: str = "0") -> ET.Element:
+    names = {"classname": _clean(classname), "name": _clean(name), "time": time}
+    return ET.SubElement(suite, "testcase", names)
+
+
+def _add_properties(parent: ET.Element, **values: str) -> None:
+    properties = ET.SubElement(parent, "properties")
+    for name, value in values.items():
+        ET.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+
+
+def _add_outcome(case: ET.Element, tag: str, message: str, text: str | None = None) -> None:
+    ET.SubElement(case, tag, {"message": _clean(message)}).text = None if text is None else _clean(text)
+
+
+def _add_test(suite: ET.Element, test: TestResult) -> None:
     path, _, name = test.nodeid.partition("::")
-    case = ET.SubElement(
-        suite,
-        "testcase",
-        {
-            "classname": _clean(path.removesuffix(".py").replace("/", ".")),
-            "name": _clean(name),
-            "time": f"{test.duration_s:.3f}",
-        },
-    )
+    classname = path.removesuffix(".py").replace("/", ".")
+    case = _add_case(suite, classname, name, f"{test.duration_s:.3f}")
     if test.lock_wait_s:
-        properties = ET.SubElement(case, "properties")
-        ET.SubElement(properties, "property", {"name": "lock_wait_s", "value": f"{test.lock_wait_s:.3f}"})
+        _add_properties(case, lock_wait_s=f"{test.lock_wait_s:.3f}")
     tag = _TAGS.get(test.outcome)
     if tag is None:
         return
-    said = test.reason.startswith(f"{test.outcome}:")
-    message = _clean(test.reason if said else f"{test.outcome}: {test.reason}".removesuffix(": "))
-    element = ET.SubElement(case, tag, {"message": message})
-    if tag != "skipped":
-        element.text = _clean("\n\n".join(f"--- {title} ---\n{text}" for title, text in test.details))
+    named = test.reason.startswith(f"{test.outcome}:")
+    message = test.reason if named else f"{test.outcome}: {test.reason}".removesuffix(": ")
+    details = "\n\n".join(f"--- {title} ---\n{text}" for title, text in test.details)
+    _add_outcome(case, tag, message, None if tag == "skipped" else details)

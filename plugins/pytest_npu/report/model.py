@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,12 @@ class PhaseSummary:
     ended_at: float = 0.0
 
     @property
+    def counts_text(self) -> str:
+        """`42 passed (33 in tier)`."""
+        tier = f" ({self.in_tier} in tier)" if self.in_tier else ""
+        return count_text(self.counts) + tier
+
+    @property
     def title(self) -> str:
         """`6 finalize`, or `no phase`."""
         return "no phase" if self.phase is None else f"{self.phase} {PHASES.get(self.phase, '')}".strip()
@@ -102,6 +108,16 @@ class Kernel:
         """Counts of elements: over, allowed, expected, total, and the worst distance."""
         counts = self.payload.get("elements")
         return counts if isinstance(counts, dict) else {}
+
+    @property
+    def elements_text(self) -> str:
+        """`12 of 147456, 20 allowed`, or nothing."""
+        counts = self.elements
+        return (
+            f"{counts.get('over')} of {counts.get('total')}, {counts.get('allowed')} allowed"
+            if counts
+            else ""
+        )
 
 
 @dataclass
@@ -135,9 +151,12 @@ class RunReport:
     @property
     def counts(self) -> dict[str, int]:
         """Number of tests per outcome, in the order of OUTCOMES; collection errors count as error."""
-        counter = Counter(test.outcome for test in self.tests.values())
-        counter["error"] += len(self.collect_errors)
-        return {name: counter[name] for name in OUTCOMES if counter[name]}
+        return _counts(self.tests.values(), len(self.collect_errors))
+
+    @property
+    def counts_text(self) -> str:
+        """`3 passed, 1 failed`."""
+        return count_text(self.counts)
 
     @property
     def verdict(self) -> str:
@@ -154,24 +173,22 @@ class RunReport:
 
     def _phase(self, phase: int | None) -> PhaseSummary:
         tests = [t for t in self.tests.values() if t.phase == phase]
-        counter = Counter(t.outcome for t in tests)
-        counts = {name: counter[name] for name in OUTCOMES if counter[name]}
+        counts = _counts(tests)
+        verdict = "BLOCKED" if set(counts) == {"blocked"} else _verdict(counts, complete=True)
+        if any(regression.get("phase") == phase for regression in self.regressions):
+            verdict = "FAIL"
+        nodeids = {t.nodeid for t in tests}
         return PhaseSummary(
             phase,
             counts,
             sum(t.duration_s for t in tests),
             sum(t.lock_wait_s for t in tests),
-            self._phase_verdict(phase, counts),
-            sum(kernel.in_tier for kernel in self.kernels if kernel.nodeid in {t.nodeid for t in tests}),
+            verdict,
+            sum(kernel.in_tier for kernel in self.kernels if kernel.nodeid in nodeids),
             sum(t.device_s for t in tests),
             min((t.started_at for t in tests if t.started_at), default=0.0),
             max((t.ended_at for t in tests), default=0.0),
         )
-
-    def _phase_verdict(self, phase: int | None, counts: dict[str, int]) -> str:
-        if any(regression.get("phase") == phase for regression in self.regressions):
-            return "FAIL"
-        return "BLOCKED" if counts and set(counts) == {"blocked"} else _verdict(counts, complete=True)
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -181,6 +198,11 @@ class RunReport:
     def records_of(self, kind: str) -> list[dict[str, Any]]:
         """Records of one kind in the order they were made, each with `nodeid`, `kind` and `payload`."""
         return [record for record in self.records if record["kind"] == kind]
+
+    def phase_of(self, record: Mapping[str, Any]) -> int | None:
+        """Phase of the test that made a record."""
+        test = self.tests.get(record.get("nodeid") or "")
+        return None if test is None else test.phase
 
     @property
     def device_label(self) -> str:
@@ -197,6 +219,17 @@ class RunReport:
     def lock_wait_s(self) -> float:
         """Time all tests together waited for the NPU lock."""
         return sum(test.lock_wait_s for test in self.tests.values())
+
+
+def count_text(counts: Mapping[str, int]) -> str:
+    """`3 passed, 1 failed`."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "no tests"
+
+
+def _counts(tests: Iterable[TestResult], errors: int = 0) -> dict[str, int]:
+    counter = Counter(test.outcome for test in tests)
+    counter["error"] += errors
+    return {name: counter[name] for name in OUTCOMES if counter[name]}
 
 
 def _verdict(counts: dict[str, int], *, complete: bool) -> str:
@@ -216,52 +249,81 @@ def build_run_report(model: str, events: Iterable[Event]) -> RunReport:
         if report.started_at == 0.0:
             report.started_at = float(event.get("t", 0.0))
         report.ended_at = float(event.get("t", report.ended_at))
-        handler = _HANDLERS.get(event.get("event", ""))
-        if handler is not None:
-            handler(report, event)
+        _take(report, event)
+    why = report.interrupts[-1] if report.interrupts else "the run ended while this test was running"
     for test in report.tests.values():
         if test.started and not test.finished and test.outcome not in BAD:
-            test.outcome = "interrupted"
-            test.reason = test.reason or (
-                report.interrupts[-1] if report.interrupts else "the run ended while this test was running"
-            )
+            test.outcome, test.reason = "interrupted", test.reason or why
     return report
 
 
+def _take(report: RunReport, event: Event) -> None:
+    match event.get("event"):
+        case "session_start":
+            report.session, report.run_id = event, str(event.get("run_id", ""))
+        case "session_finish":
+            report.finished, report.exit_status = True, event.get("exit_status")
+        case "preflight":
+            report.preflight.extend(event["facts"])
+        case "device":
+            report.device = {key: event.get(key) for key in ("name", "label", "details")}
+        case "deployment":
+            report.deployment = {key: event.get(key) for key in ("checkpoint", "config", "folder", "variant")}
+        case "collected":
+            for entry in event["tests"]:
+                test = _test(report, entry)
+                test.phase, test.perf = entry.get("phase"), bool(entry.get("perf"))
+        case "deselected":
+            before = {nodeid for entry in report.deselected for nodeid in entry["nodeids"]}
+            if fresh := [nodeid for nodeid in event["nodeids"] if nodeid not in before]:
+                report.deselected.append({"nodeids": fresh, "reason": event["reason"]})
+        case "collect_error":
+            if all(error["nodeid"] != event["nodeid"] for error in report.collect_errors):
+                report.collect_errors.append(event)
+        case "worker":
+            report.workers[str(event["worker"])] = str(event["host"])
+        case "test_start":
+            _start_test(report, event)
+        case "test_phase":
+            _take_test_phase(_test(report, event), event)
+        case "test_finish":
+            test = _test(report, event)
+            test.finished, test.ended_at = True, float(event.get("t", test.ended_at))
+        case "record":
+            _take_record(report, event)
+        case "lock":
+            report.locks.append(event)
+        case "retry":
+            report.retries.append(event)
+        case "regression":
+            report.regressions.append(event)
+        case "crash":
+            _take_crash(report, event)
+        case "poisoned":
+            report.poisoned = report.poisoned or str(event["cause"])
+        case "interrupt":
+            report.interrupts.append(str(event["reason"]))
+
+
 def _test(report: RunReport, event: Event) -> TestResult:
-    nodeid = event["nodeid"]
-    if nodeid not in report.tests:
-        report.tests[nodeid] = TestResult(nodeid, event.get("phase"))
-    return report.tests[nodeid]
+    return report.tests.setdefault(event["nodeid"], TestResult(event["nodeid"], event.get("phase")))
 
 
-def _on_session_start(report: RunReport, event: Event) -> None:
-    report.session = event
-    report.run_id = str(event.get("run_id", ""))
-
-
-def _on_session_finish(report: RunReport, event: Event) -> None:
-    report.finished = True
-    report.exit_status = event.get("exit_status")
-
-
-def _on_collected(report: RunReport, event: Event) -> None:
-    for entry in event["tests"]:
-        test = _test(report, entry)
-        test.phase, test.perf = entry.get("phase"), bool(entry.get("perf"))
-
-
-def _on_test_start(report: RunReport, event: Event) -> None:
+def _start_test(report: RunReport, event: Event) -> None:
+    """A test begins, perhaps again: what it reported before does not count."""
     test = _test(report, event)
-    test.phase = event.get("phase", test.phase)
-    fresh = TestResult(test.nodeid, test.phase, test.perf, worker=event.get("worker") or "", started=True)
-    fresh.reruns = test.reruns
-    fresh.started_at = test.started_at or float(event.get("t", 0.0))
-    report.tests[test.nodeid] = fresh
+    report.tests[test.nodeid] = TestResult(
+        test.nodeid,
+        event.get("phase", test.phase),
+        test.perf,
+        reruns=test.reruns,
+        worker=event.get("worker") or "",
+        started=True,
+        started_at=test.started_at or float(event.get("t", 0.0)),
+    )
 
 
-def _on_test_phase(report: RunReport, event: Event) -> None:
-    test = _test(report, event)
+def _take_test_phase(test: TestResult, event: Event) -> None:
     when, outcome, text = event["when"], event["outcome"], event.get("longrepr") or ""
     test.started = True
     test.ended_at = float(event.get("t", 0.0))
@@ -272,11 +334,11 @@ def _on_test_phase(report: RunReport, event: Event) -> None:
         test.reruns += 1
         test.details.append((f"{when}, run again", text))
         test.outcome = "not run"
-        return
-    if outcome == "failed":
-        test.outcome = (
-            "failed" if when == "call" and test.outcome not in BAD else _worse(test.outcome, "error")
-        )
+    elif outcome == "failed":
+        if when == "call" and test.outcome not in BAD:
+            test.outcome = "failed"
+        elif test.outcome != "crashed":
+            test.outcome = "error"
         test.reason = test.reason or _first_line(text)
         test.details.append((when, text))
         test.details.extend((title, body) for title, body in event.get("sections") or () if body.strip())
@@ -288,15 +350,6 @@ def _on_test_phase(report: RunReport, event: Event) -> None:
         test.reason = str(event.get("wasxfail") or text)
     elif when == "call":
         test.outcome = "xpassed" if event.get("wasxfail") is not None else "passed"
-
-
-def _worse(old: str, new: str) -> str:
-    return old if old in BAD and BAD.index(old) < BAD.index(new) else new
-
-
-def _on_test_finish(report: RunReport, event: Event) -> None:
-    test = _test(report, event)
-    test.finished, test.ended_at = True, float(event.get("t", test.ended_at))
 
 
 #: Kinds of records that reports know, with the lists in them that reports rely on.
@@ -314,7 +367,7 @@ RECORD_LISTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _on_record(report: RunReport, event: Event) -> None:
+def _take_record(report: RunReport, event: Event) -> None:
     """Keep a record; one that does not have the shape of its kind is listed as it is, under another name."""
     kind, payload = event["kind"], event["payload"]
     if kind in RECORD_LISTS and not _fits(kind, payload):
@@ -330,43 +383,14 @@ def _fits(kind: str, payload: Any) -> bool:
     return all(isinstance(one, list) and all(isinstance(e, entry_type) for e in one) for one in lists)
 
 
-def _on_crash(report: RunReport, event: Event) -> None:
+def _take_crash(report: RunReport, event: Event) -> None:
     report.crashes.append(event)
     if event.get("nodeid"):
         test = _test(report, event)
         test.outcome, test.reason, test.started, test.finished = "crashed", event["cause"], True, True
-        text = event.get("detail") or ""
-        test.details.append(("crash", f"{event['cause']}\n{text}".strip()))
+        test.details.append(("crash", f"{event['cause']}\n{event.get('detail') or ''}".strip()))
         if event.get("stacks"):
             test.details.append(("stacks", event["stacks"]))
-
-
-def _on_interrupt(report: RunReport, event: Event) -> None:
-    report.interrupts.append(str(event["reason"]))
-
-
-def _on_poisoned(report: RunReport, event: Event) -> None:
-    report.poisoned = report.poisoned or str(event["cause"])
-
-
-def _on_device(report: RunReport, event: Event) -> None:
-    report.device = {k: event.get(k) for k in ("name", "label", "details")}
-
-
-def _on_deployment(report: RunReport, event: Event) -> None:
-    report.deployment = {k: event.get(k) for k in ("checkpoint", "config", "folder", "variant")}
-
-
-def _on_collect_error(report: RunReport, event: Event) -> None:
-    if all(known["nodeid"] != event["nodeid"] for known in report.collect_errors):
-        report.collect_errors.append(event)
-
-
-def _on_deselected(report: RunReport, event: Event) -> None:
-    known = {nodeid for entry in report.deselected for nodeid in entry["nodeids"]}
-    fresh = [nodeid for nodeid in event["nodeids"] if nodeid not in known]
-    if fresh:
-        report.deselected.append({"nodeids": fresh, "reason": event["reason"]})
 
 
 def _first_line(text: str) -> str:
@@ -376,26 +400,3 @@ def _first_line(text: str) -> str:
         if line.startswith("E  "):
             return line[1:].strip()
     return lines[-1].strip() if lines else ""
-
-
-_HANDLERS = {
-    "session_start": _on_session_start,
-    "session_finish": _on_session_finish,
-    "preflight": lambda report, event: report.preflight.extend(event["facts"]),
-    "device": _on_device,
-    "deployment": _on_deployment,
-    "collected": _on_collected,
-    "deselected": _on_deselected,
-    "collect_error": _on_collect_error,
-    "test_start": _on_test_start,
-    "test_phase": _on_test_phase,
-    "test_finish": _on_test_finish,
-    "record": _on_record,
-    "lock": lambda report, event: report.locks.append(event),
-    "retry": lambda report, event: report.retries.append(event),
-    "crash": _on_crash,
-    "worker": lambda report, event: report.workers.update({str(event["worker"]): str(event["host"])}),
-    "regression": lambda report, event: report.regressions.append(event),
-    "poisoned": _on_poisoned,
-    "interrupt": _on_interrupt,
-}

@@ -7,9 +7,11 @@ text size on a phone and its colours follow the reader's colour scheme.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .values import number
 
 
 @dataclass(frozen=True)
@@ -75,28 +77,44 @@ class Cell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat map with labelled rows and columns."""
+    """A heat map with labelled rows; `shown_columns` are the labels there is room for."""
 
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: tuple[Cell, ...]
-    note: str = ""
-    legend: tuple[str, ...] = ()
-    shown_columns: tuple[Tick, ...] = field(default=())
+    note: str
+    shown_columns: tuple[Tick, ...]
+
+
+class _Point(NamedTuple):
+    """A point of a series in the units of its axes; `low` is the far edge of the band, if there is one."""
+
+    x: float
+    y: float
+    text: str
+    low: float | None = None
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Range, title and labels (value and text) of an axis."""
+
+    low: float
+    high: float
+    title: str
+    labels: Iterable[tuple[float, str]]
+
+    def percent(self, value: float) -> float:
+        return 50.0 if self.high == self.low else 100.0 * (value - self.low) / (self.high - self.low)
 
 
 #: Relative span of an axis below which its ticks would be the same number.
 FINEST_SPAN = 1e-10
 #: The axis of cosines shows at least this much below 1: two equal sides differ by 1e-16 or by nothing.
 FINEST_COSINE = 1e-6
-
-
-def number(value: Any) -> float | None:
-    """A finite float, or None for missing values and for the texts `nan` and `inf` of the event log."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
+#: Labels that the axis of layers or steps has room for.
+MOST_LABELS = 8
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -111,8 +129,29 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
+def _every(count: int) -> int:
+    return max(1, math.ceil(count / MOST_LABELS))
+
+
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{'M' if i == 0 else 'L'}{x:.2f} {y:.2f}" for i, (x, y) in enumerate(points))
+
+
+def _line_plot(series: Iterable[tuple[str, Sequence[_Point]]], x: _Axis, y: _Axis) -> LinePlot:
+    lines = []
+    for place, (name, points) in enumerate(series):
+        dots = tuple(Dot(x.percent(point.x), 100.0 - y.percent(point.y), point.text) for point in points)
+        upper = [(dot.x, dot.y) for dot in dots]
+        lower = [(x.percent(p.x), 100.0 - y.percent(p.low)) for p in points if p.low is not None]
+        band = _path(upper + lower[::-1]) + " Z" if len(lower) > 1 else ""
+        lines.append(Line(name, f"series{place % 3}", _path(upper), band, dots))
+    return LinePlot(
+        tuple(lines),
+        tuple(Tick(x.percent(value), text) for value, text in x.labels),
+        tuple(Tick(100.0 - y.percent(value), text) for value, text in y.labels),
+        x.title,
+        y.title,
+    )
 
 
 def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
@@ -120,7 +159,8 @@ def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
 
     `rows`: of a `diagnosis` record. None when there is nothing to draw.
     """
-    series: dict[str, list[tuple[float, float, float, str]]] = {}
+    series: dict[str, list[_Point]] = {}
+    values = [1.0, 1.0 - FINEST_COSINE]
     for row in rows:
         layer, median = number(row.get("layer")), number(row.get("cos_median"))
         if layer is None or median is None:
@@ -129,72 +169,44 @@ def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
         worst = median if worst is None else worst
         where = f"{row.get('path')} layer {layer:.0f} ({row.get('probe')})"
         text = f"{where}: median {median:.6f}, worst {worst:.6f}"
-        series.setdefault(str(row.get("path")), []).append((layer, median, worst, text))
+        series.setdefault(str(row.get("path")), []).append(_Point(layer, median, text, worst))
+        values += [median, worst]
     if not series:
         return None
-    values = [value for points in series.values() for point in points for value in point[1:3]]
-    layers = [point[0] for points in series.values() for point in points]
-    ticks = nice_ticks(min(*values, 1.0 - FINEST_COSINE), max(1.0, max(values)))
-    low, high = ticks[0], ticks[-1]
+    layers = [point.x for points in series.values() for point in points]
     first, last = min(layers), max(layers)
-
-    def at_x(layer: float) -> float:
-        return 50.0 if last == first else 100.0 * (layer - first) / (last - first)
-
-    def at_y(value: float) -> float:
-        return 100.0 * (high - value) / (high - low)
-
-    lines = []
-    for place, (name, points) in enumerate(sorted(series.items(), reverse=True)):
-        points.sort()
-        top = [(at_x(layer), at_y(median)) for layer, median, _, _ in points]
-        bottom = [(at_x(layer), at_y(worst)) for layer, _, worst, _ in points]
-        dots = tuple(Dot(x, y, point[3]) for (x, y), point in zip(top, points, strict=True))
-        band = _path(top + bottom[::-1]) + " Z" if len(points) > 1 else ""
-        lines.append(Line(name, f"series{place % 3}", _path(top), band, dots))
-    digits = max(2, len(f"{ticks[1] - ticks[0]:.9f}".rstrip("0").partition(".")[2]))
-    step = max(1, math.ceil((last - first) / 8))
-    x_labels = range(int(first), int(last) + 1, step)
-    return LinePlot(
-        tuple(lines),
-        tuple(Tick(at_x(layer), str(layer)) for layer in x_labels),
-        tuple(Tick(at_y(tick), f"{tick:.{digits}f}") for tick in ticks),
-        "layer",
-        "cosine to the reference",
+    labels = range(int(first), int(last) + 1, _every(math.ceil(last - first)))
+    ticks = nice_ticks(min(values), max(values))
+    places = max(2, len(f"{ticks[1] - ticks[0]:.9f}".rstrip("0").partition(".")[2]))
+    return _line_plot(
+        [(name, sorted(points)) for name, points in sorted(series.items(), reverse=True)],
+        _Axis(first, last, "layer", [(layer, str(layer)) for layer in labels]),
+        _Axis(
+            ticks[0], ticks[-1], "cosine to the reference", [(tick, f"{tick:.{places}f}") for tick in ticks]
+        ),
     )
 
 
 def step_plot(series: Sequence[tuple[str, Sequence[Any]]], floor: float = 1e-6) -> LinePlot | None:
     """A value per step on a logarithmic axis; what is below `floor` is drawn there. None without values."""
-    known = [
-        (name, [(step, value) for step, entry in enumerate(values) if (value := number(entry)) is not None])
-        for name, values in series
-    ]
-    known = [(name, points) for name, points in known if points]
-    if not known:
+    curves = []
+    for name, values in series:
+        plain = [(step, value) for step, entry in enumerate(values) if (value := number(entry)) is not None]
+        points = [
+            _Point(step, math.log10(max(value, floor)), f"{name}, step {step}: {value:.3g}")
+            for step, value in plain
+        ]
+        curves += [(name, points)] if points else []
+    if not curves:
         return None
-    logs = [math.log10(max(value, floor)) for _, points in known for _, value in points]
-    low, high = math.floor(min(logs)), max(math.ceil(max(logs)), math.floor(min(logs)) + 1)
-    last = max(1, max(step for _, points in known for step, _ in points))
-    lines = []
-    for place, (name, points) in enumerate(known):
-        dots = tuple(
-            Dot(
-                100.0 * step / last,
-                100.0 * (high - math.log10(max(value, floor))) / (high - low),
-                f"{name}, step {step}: {value:.3g}",
-            )
-            for step, value in points
-        )
-        path = _path([(dot.x, dot.y) for dot in dots])
-        lines.append(Line(name, f"series{place % 3}", path, "", dots))
-    every = max(1, math.ceil(last / 8))
-    return LinePlot(
-        tuple(lines),
-        tuple(Tick(100.0 * step / last, str(step)) for step in range(0, last + 1, every)),
-        tuple(Tick(100.0 * (high - power) / (high - low), f"1e{power}") for power in range(low, high + 1)),
-        "generated token",
-        "KL",
+    powers = [point.y for _, points in curves for point in points]
+    low = math.floor(min(powers))
+    high = max(math.ceil(max(powers)), low + 1)
+    last = int(max(1, *(points[-1].x for _, points in curves)))
+    return _line_plot(
+        curves,
+        _Axis(0, last, "generated token", [(step, str(step)) for step in range(0, last + 1, _every(last))]),
+        _Axis(low, high, "KL", [(power, f"1e{power}") for power in range(low, high + 1)]),
     )
 
 
@@ -203,31 +215,27 @@ def breakdown_bars(rows: Sequence[Mapping[str, Any]], whole: float, limit: int =
 
     Times in ms; `whole` is what the shares refer to.
     """
-    known = [(row, total) for row in rows if (total := number(row.get("total_ms"))) is not None]
-    known.sort(key=lambda pair: -pair[1])
-    if not known or known[0][1] <= 0 or whole <= 0:
+    timed = [(row, total) for row in rows if (total := number(row.get("total_ms"))) is not None]
+    timed.sort(key=lambda pair: -pair[1])
+    if not timed or timed[0][1] <= 0 or whole <= 0:
         return []
-    if len(known) == limit + 1:
+    if len(timed) == limit + 1:
         limit += 1  # a bar for one other entry can as well be that entry
+    widest = timed[0][1]
+
+    def bar(label: str, kind: str, total: float, note: str = "") -> Bar:
+        share = 100 * total / whole
+        percent = f"{share:.0f} %" if share >= 0.5 else "< 1 %"
+        return Bar(label, kind, 100.0 * min(1.0, total / widest), f"{total:.2f} ms, {percent}", note)
+
     bars = []
-    widest = known[0][1]
-    for row, total in known[:limit]:
-        calls = row.get("calls")
+    for row, total in timed[:limit]:
+        calls, kind = row.get("calls"), str(row.get("kind"))
         note = f"{calls} call{'' if calls == 1 else 's'}" if calls else ""
-        kind = str(row.get("kind"))
         verb = {"bo_read": "read ", "bo_write": "write "}.get(kind, "")
-        label = verb + str(row.get("name"))
-        bars.append(Bar(label, kind, 100.0 * total / widest, _share(total, whole), note))
-    rest = sum(total for _, total in known[limit:])
-    if rest:
-        width = 100.0 * min(1.0, rest / widest)
-        bars.append(Bar(f"{len(known) - limit} others", "rest", width, _share(rest, whole), ""))
-    return bars
-
-
-def _share(total: float, whole: float) -> str:
-    percent = 100 * total / whole
-    return f"{total:.2f} ms, {percent:.0f} %" if percent >= 0.5 else f"{total:.2f} ms, < 1 %"
+        bars.append(bar(verb + str(row.get("name")), kind, total, note))
+    rest = sum(total for _, total in timed[limit:])
+    return [*bars, bar(f"{len(timed) - limit} others", "rest", rest)] if rest else bars
 
 
 def cache_heat_maps(payload: Mapping[str, Any], limits: Mapping[str, float] | None = None) -> list[HeatMap]:
@@ -237,36 +245,34 @@ def cache_heat_maps(payload: Mapping[str, Any], limits: Mapping[str, float] | No
 
     The colour is the logarithm of the distance to 1, from 1e-6 (good) to 1 (no relation at all).
     """
-    maps = []
+    limits, maps = limits or {}, []
     rows = payload.get("rows") or _worst_of_prompts(payload.get("prompts") or [])
     for tensor in sorted({str(row.get("tensor")) for row in rows}):
-        mine = [row for row in rows if str(row.get("tensor")) == tensor]
-        layers = sorted({int(row["layer"]) for row in mine})
-        heads = sorted({int(row["head"]) for row in mine})
+        matrix = [
+            (int(row["layer"]), int(row["head"]), row) for row in rows if str(row.get("tensor")) == tensor
+        ]
+        layers = sorted({layer for layer, _, _ in matrix})
+        heads = sorted({head for _, head, _ in matrix})
         cells = []
-        for row in mine:
-            cosine, ratio = number(row.get("cos_min")), row.get("norm_ratio")
-            heat = 1.0 if cosine is None else _log_heat(1.0 - cosine)
-            over = cosine is None or 1.0 - cosine > (limits or {}).get(tensor, 2.0)
+        for layer, head, row in matrix:
+            cosine = number(row.get("cos_min"))
+            distance = 2.0 if cosine is None else 1.0 - cosine
+            heat = min(1.0, max(0.0, (math.log10(max(distance, 1e-12)) + 6.0) / 6.0))
+            over = cosine is None or distance > limits.get(tensor, 2.0)
             text = (
-                f"layer {row['layer']}, head {row['head']}: cosine {row.get('cos_min')}, norm ratio {ratio}"
+                f"layer {layer}, head {head}: cosine {row.get('cos_min')}, norm ratio {row.get('norm_ratio')}"
             )
-            cells.append(
-                Cell(heads.index(int(row["head"])), layers.index(int(row["layer"])), heat, text, over)
-            )
-        step = max(1, math.ceil(len(layers) / 8))
-        shown = tuple(
-            Tick(100.0 * (i + 0.5) / len(layers), str(layers[i])) for i in range(0, len(layers), step)
-        )
+            cells.append(Cell(heads.index(head), layers.index(layer), heat, text, over))
+        columns = tuple(map(str, layers))
+        ticks = [Tick(100.0 * (i + 0.5) / len(layers), name) for i, name in enumerate(columns)]
         maps.append(
             HeatMap(
                 f"{tensor.upper()} cache: worst cosine of any position, per layer and head",
                 tuple(f"head {head}" for head in heads),
-                tuple(str(layer) for layer in layers),
+                columns,
                 tuple(cells),
-                f"limit {1.0 - limits[tensor]:.4g}" if limits and tensor in limits else "",
-                ("1 - 1e-6", "1 - 1e-4", "1 - 1e-2", "0"),
-                shown,
+                f"limit {1.0 - limits[tensor]:.4g}" if tensor in limits else "",
+                tuple(ticks[:: _every(len(layers))]),
             )
         )
     return maps
@@ -280,8 +286,8 @@ def _worst_of_prompts(prompts: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             ratios = prompt.get(f"{name}_worst_ratio") or []
             for layer, heads in enumerate(prompt.get(f"{name}_min_cosine") or []):
                 for head, cosine in enumerate(heads):
-                    known = worst.get((tensor, layer, head))
-                    if known is not None and not _is_worse(cosine, known["cos_min"]):
+                    before = worst.get((tensor, layer, head))
+                    if before is not None and not _is_worse(cosine, before["cos_min"]):
                         continue
                     try:
                         ratio = ratios[layer][head]
@@ -297,10 +303,6 @@ def _is_worse(cosine: Any, than: Any) -> bool:
     return new is None or (old is not None and new < old)
 
 
-def _log_heat(distance: float) -> float:
-    return min(1.0, max(0.0, (math.log10(max(distance, 1e-12)) + 6.0) / 6.0))
-
-
 def sparkline(values: Sequence[float]) -> str:
     """SVG path of a trend in a 100 x 100 viewBox; empty for fewer than two values.
 
@@ -311,8 +313,9 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     span = max(high - low, 0.05 * abs(high)) or 1.0
     middle = (high + low) / 2
-    points = [
-        (100.0 * i / (len(values) - 1), 50.0 - 80.0 * (value - middle) / span)
-        for i, value in enumerate(values)
-    ]
-    return _path(points)
+    return _path(
+        [
+            (100.0 * i / (len(values) - 1), 50.0 - 80.0 * (value - middle) / span)
+            for i, value in enumerate(values)
+        ]
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_npu.core.constants import RESULTS_SCHEMA
@@ -12,9 +13,17 @@ from .timing import timing_of
 RESULTS_FILE = "results.json"
 
 
+_ENVIRONMENT = ("host", "python", "platform", "cpu", "versions", "argv", "rootdir", "options")
+_PHASE = ("phase", "verdict", "in_tier", "counts", "duration_s", "lock_wait_s")
+_TEST = (
+    *("nodeid", "phase", "outcome", "duration_s", "lock_wait_s"),
+    *("device_s", "reruns", "worker", "reason"),
+)
+
+
 def results_of(report: RunReport, run: str) -> dict[str, Any]:
     """The content of `results.json`; `run` is the name of the run's folder."""
-    session = report.session
+    timing = timing_of(report)
     return {
         "schema": RESULTS_SCHEMA,
         "model": report.model,
@@ -26,58 +35,27 @@ def results_of(report: RunReport, run: str) -> dict[str, Any]:
         "duration_s": round(report.ended_at - report.started_at, 3),
         "device": report.device,
         "deployment": report.deployment,
-        "environment": {
-            key: session.get(key)
-            for key in ("host", "python", "platform", "cpu", "versions", "argv", "rootdir", "options")
-        },
+        "environment": _part(report.session, _ENVIRONMENT),
         "workers": report.workers,
         "preflight": report.preflight,
         "counts": report.counts,
-        "phases": [
-            {
-                "phase": phase.phase,
-                "verdict": phase.verdict,
-                "in_tier": phase.in_tier,
-                "counts": phase.counts,
-                "duration_s": round(phase.duration_s, 3),
-                "lock_wait_s": round(phase.lock_wait_s, 3),
-            }
-            for phase in report.phases
-        ],
-        "tests": [
-            {
-                "nodeid": test.nodeid,
-                "phase": test.phase,
-                "outcome": test.outcome,
-                "duration_s": round(test.duration_s, 3),
-                "lock_wait_s": round(test.lock_wait_s, 3),
-                "device_s": round(test.device_s, 6),
-                "reruns": test.reruns,
-                "worker": test.worker,
-                "reason": test.reason,
-            }
-            for test in report.tests.values()
-        ],
-        "collect_errors": [{"nodeid": e["nodeid"], "longrepr": e["longrepr"]} for e in report.collect_errors],
+        "phases": [_part(vars(phase), _PHASE) for phase in report.phases],
+        "tests": [_part(vars(test), _TEST) for test in report.tests.values()],
+        "collect_errors": [_part(error, ("nodeid", "longrepr")) for error in report.collect_errors],
         "deselected": report.deselected,
-        "crashes": [
-            {key: crash.get(key) for key in ("nodeid", "cause", "detail")} for crash in report.crashes
-        ],
-        "regressions": [
-            {"nodeid": entry["nodeid"], "reason": entry["reason"]} for entry in report.regressions
-        ],
+        "crashes": [_part(crash, ("nodeid", "cause", "detail")) for crash in report.crashes],
+        "regressions": [_part(entry, ("nodeid", "reason")) for entry in report.regressions],
         "interrupts": report.interrupts,
         "poisoned": report.poisoned,
-        "timing": _timing(report),
-        "records": [
-            {"nodeid": record.get("nodeid"), "kind": record["kind"], "payload": record["payload"]}
-            for record in report.records
-        ],
+        "timing": None if timing is None else {k: v for k, v in vars(timing).items() if k != "rows"},
+        "records": [_part(record, ("nodeid", "kind", "payload")) for record in report.records],
     }
 
 
-def _timing(report: RunReport) -> dict[str, Any] | None:
-    timing = timing_of(report)
-    if timing is None:
-        return None
-    return {name: value for name, value in vars(timing).items() if name != "rows"}
+def _part(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Entries by name; seconds to three decimal places, those of the device to six."""
+    return {name: _rounded(name, values.get(name)) for name in names}
+
+
+def _rounded(name: str, value: Any) -> Any:
+    return round(value, 6 if name == "device_s" else 3) if name.endswith("_s") else value

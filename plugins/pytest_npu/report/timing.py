@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .model import RunReport
-from .plots import number
+from .values import number
 
 #: Parts of test names that say what a benchmark measures, for tests that do not pass `metric`.
 _NAMES = {"ttft": ("ttft", "first_token"), "tpot": ("tpot", "per_output_token")}

@@ -12,11 +12,9 @@ from pytest_npu.core.constants import PHASES
 
 from .gate_view import cache_limits, gate_tables
 from .model import BAD, OPEN, RECORD_LISTS, RunReport, TestResult
-from .plots import Bar, HeatMap, LinePlot, breakdown_bars, cache_heat_maps, cosine_plot, number
+from .plots import Bar, HeatMap, breakdown_bars, cache_heat_maps, cosine_plot
 from .timing import Timing, timing_of
-
-#: Record kinds that have a section of their own.
-KNOWN_KINDS = frozenset(RECORD_LISTS)
+from .values import Field, Table, number, table, table_of
 
 VERDICT_CLASS = {
     "PASS": "good",
@@ -92,11 +90,6 @@ def visible(text: Any) -> str:
     return ("␣" * lead + core + "␣" * trail).replace("\n", "↵").replace("\t", "⇥")
 
 
-def count_text(counts: Mapping[str, int]) -> str:
-    """`3 passed, 1 failed`."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "no tests"
-
-
 def headline(report: RunReport) -> str:
     """One sentence under the verdict."""
     if report.poisoned:
@@ -130,7 +123,7 @@ def figures(report: RunReport) -> list[Figure]:
     figures = []
     total = sum(report.counts.values())
     passed = report.counts.get("passed", 0)
-    figures.append(Figure("tests passed", f"{passed} of {total}", count_text(report.counts)))
+    figures.append(Figure("tests passed", f"{passed} of {total}", report.counts_text))
     gates = report.records_of("topk_gate")
     if gates:
         prompts = [prompt for gate in gates for prompt in gate["payload"].get("prompts", [])]
@@ -188,51 +181,41 @@ def phase_rows(report: RunReport) -> list[PhaseRow]:
             continue
         wait = duration_text(phase.lock_wait_s) if phase.lock_wait_s else ""
         css = VERDICT_CLASS[phase.verdict]
-        counts = count_text(phase.counts)
-        counts += f" ({phase.in_tier} in tier)" if phase.in_tier else ""
-        rows.append(PhaseRow(label, title, phase.verdict, css, counts, duration_text(phase.duration_s), wait))
+        rows.append(
+            PhaseRow(
+                label, title, phase.verdict, css, phase.counts_text, duration_text(phase.duration_s), wait
+            )
+        )
     return rows
 
 
-@dataclass(frozen=True)
-class Gate:
-    """Token-set gate of one test."""
-
-    source: str
-    k: Any
-    n_tokens: Any
-    reasons: list[str]
-    prompts: list[dict[str, Any]]
-
-
-def gates(report: RunReport) -> list[Gate]:
-    """Token-set gates with the texts the table shows."""
-    token_gates = []
-    for record in report.records_of("topk_gate"):
-        payload = record["payload"]
-        prompts = [_prompt_view(prompt) for prompt in payload.get("prompts", [])]
-        reasons = [str(reason) for reason in payload.get("reasons") or []]
-        token_gates.append(
-            Gate(source_of(report, record), payload.get("k"), payload.get("n_tokens"), reasons, prompts)
-        )
-    return token_gates
+def gates(report: RunReport) -> list[dict[str, Any]]:
+    """Token-set gates: their records, with `source` and with the texts of the table in each prompt."""
+    return [
+        {
+            **record["payload"],
+            "source": source_of(report, record),
+            "prompts": [_prompt_view(prompt) for prompt in record["payload"].get("prompts", [])],
+        }
+        for record in report.records_of("topk_gate")
+    ]
 
 
 def source_of(report: RunReport, record: Mapping[str, Any]) -> str:
     """`phase 3, test_topk_gate`: the test that made a record."""
-    nodeid = str(record.get("nodeid") or "")
-    test = report.tests.get(nodeid)
-    name = nodeid.rpartition("::")[2]
-    return name if test is None or test.phase is None else f"phase {test.phase}, {name}"
+    phase, name = report.phase_of(record), str(record.get("nodeid") or "").rpartition("::")[2]
+    return name if phase is None else f"phase {phase}, {name}"
 
 
 def _prompt_view(prompt: Mapping[str, Any]) -> dict[str, Any]:
     agreed = str(prompt.get("agreed_prefix") or "")
-    view = dict(prompt)
     diverged = prompt.get("divergence_step") is not None
-    view["diverged"] = diverged
-    view["css"] = "good" if prompt.get("status") == "OK" else "bad"
-    view["step_text"] = str(prompt["divergence_step"]) if diverged else "identical"
+    view = {
+        **prompt,
+        "diverged": diverged,
+        "css": "good" if prompt.get("status") == "OK" else "bad",
+        "step_text": str(prompt["divergence_step"]) if diverged else "identical",
+    }
     for side, other in (("npu", "hf"), ("hf", "npu")):
         rank = prompt.get(f"{side}_rank_in_{other}")
         view[f"{side}_shown"] = visible(prompt.get(f"{side}_token_text")) if diverged else ""
@@ -245,27 +228,14 @@ def _prompt_view(prompt: Mapping[str, Any]) -> dict[str, Any]:
     return view
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Per-layer comparison of one prompt."""
-
-    source: str
-    prompt: str
-    plot: LinePlot | None
-    rows: list[dict[str, Any]]
-    problems: list[str]
-
-
-def diagnoses(report: RunReport) -> list[Diagnosis]:
-    """Per-layer comparisons."""
+def diagnoses(report: RunReport) -> list[dict[str, Any]]:
+    """Per-layer comparisons: their records, with `source` and `plot`."""
     return [
-        Diagnosis(
-            source_of(report, record),
-            str(record["payload"].get("prompt", "")),
-            cosine_plot(record["payload"].get("rows", [])),
-            record["payload"].get("rows", []),
-            [str(problem) for problem in record["payload"].get("problems") or []],
-        )
+        {
+            **record["payload"],
+            "source": source_of(report, record),
+            "plot": cosine_plot(record["payload"].get("rows", [])),
+        }
         for record in report.records_of("diagnosis")
     ]
 
@@ -319,28 +289,28 @@ def benchmarks(report: RunReport) -> list[dict[str, Any]]:
     return measurements
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """This run beside predictions and published silicon; cells are texts, times in ms."""
+def comparison(report: RunReport) -> Table | None:
+    """This run beside predictions and published silicon; times in ms.
 
-    definition: str
-    rows: list[list[str]]
-
-
-#: Columns of a comparison.
-COMPARED = ("model", "device", "checkpoint", "prompt", "TTFT, ms", "per token, ms", "tokens/s", "source")
-
-
-def comparison(report: RunReport) -> Comparison | None:
-    """The last record of kind `comparison`, with the figures of this run above it."""
+    The last record of kind `comparison`, with the figures of this run above it.
+    """
     records = report.records_of("comparison")
     if not records:
         return None
     payload, timing = records[-1]["payload"], timing_of(report)
     rows = [] if timing is None else [_this_run(report, timing)]
-    return Comparison(
-        str(payload.get("definition") or ""), [_compared(row) for row in rows + payload["rows"]]
-    )
+    columns: dict[str, Field] = {
+        "model": "what",
+        "device": "device",
+        "checkpoint": "checkpoint",
+        "prompt": "seq_len",
+        "TTFT, ms": ("ttft_ms", 1),
+        "per token, ms": ("tpot_ms", 1),
+        "tokens/s": _rate,
+        "source": "source",
+    }
+    definition = str(payload.get("definition") or "")
+    return table_of("Beside published silicon", definition, rows + payload["rows"], columns)
 
 
 def _this_run(report: RunReport, timing: Timing) -> dict[str, Any]:
@@ -355,15 +325,9 @@ def _this_run(report: RunReport, timing: Timing) -> dict[str, Any]:
     }
 
 
-def _compared(row: Mapping[str, Any]) -> list[str]:
-    ttft, tpot = number(row.get("ttft_ms")), number(row.get("tpot_ms"))
-    return [
-        *(str(row.get(key) or "") for key in ("what", "device", "checkpoint", "seq_len")),
-        "" if ttft is None else f"{ttft:.1f}",
-        "" if tpot is None else f"{tpot:.1f}",
-        f"{1e3 / tpot:.1f}" if tpot else "",
-        str(row.get("source") or ""),
-    ]
+def _rate(row: Mapping[str, Any]) -> str:
+    tpot = number(row.get("tpot_ms"))
+    return f"{1e3 / tpot:.1f}" if tpot else ""
 
 
 @dataclass(frozen=True)
@@ -385,9 +349,9 @@ def kernels(report: RunReport) -> list[KernelRow]:
     """Kernels that were judged alone: those that failed first, then those in tier, then the others."""
     rows = []
     for kernel in report.kernels:
-        payload, elements = kernel.payload, kernel.elements
-        baseline = payload.get("baseline") if isinstance(payload.get("baseline"), dict) else {}
-        limit, error = number((baseline or {}).get("limit")), number(payload.get("mean_rel_L1"))
+        payload = kernel.payload
+        baseline = payload["baseline"] if isinstance(payload.get("baseline"), dict) else {}
+        limit, error = number(baseline.get("limit")), number(payload.get("mean_rel_L1"))
         css = "bad" if kernel.status == "FAIL" else "warn" if kernel.in_tier else "good"
         rows.append(
             KernelRow(
@@ -396,9 +360,7 @@ def kernels(report: RunReport) -> list[KernelRow]:
                 str(payload.get("cores") or ""),
                 "" if error is None else f"{error:.2e}",
                 "" if limit is None else f"{limit:.2e}",
-                f"{elements.get('over')} of {elements.get('total')}, {elements.get('allowed')} allowed"
-                if elements
-                else "",
+                kernel.elements_text,
                 str(payload.get("provenance") or "no row"),
                 "in tier" if kernel.in_tier else kernel.status,
                 css,
@@ -407,39 +369,19 @@ def kernels(report: RunReport) -> list[KernelRow]:
     return sorted(rows, key=lambda row: ("bad", "warn", "good").index(row.css))
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table that a test recorded: comparisons, utilisation, limits. Numbers are shown as they are."""
-
-    title: str
-    note: str
-    columns: list[str]
-    rows: list[list[str]]
-
-
 def tables(report: RunReport) -> list[Table]:
     """Gates with plain figures, then records of kind `table`: `title`, `note`, `columns` and `rows`."""
-    return [
-        Table(
-            title, note, columns, [["" if cell is None else _cell_text(cell) for cell in row] for row in rows]
-        )
-        for title, note, columns, rows in gate_tables(report)
-    ] + [
-        Table(
-            str(record["payload"].get("title") or record.get("nodeid") or ""),
-            str(record["payload"].get("note") or ""),
-            [str(column) for column in record["payload"].get("columns") or []],
-            [
-                ["" if cell is None else _cell_text(cell) for cell in row]
-                for row in record["payload"].get("rows") or []
-            ],
+    recorded = [
+        table(
+            str(payload.get("title") or record.get("nodeid") or ""),
+            str(payload.get("note") or ""),
+            payload.get("columns") or [],
+            payload.get("rows") or [],
         )
         for record in report.records_of("table")
+        for payload in [record["payload"]]
     ]
-
-
-def _cell_text(cell: Any) -> str:
-    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+    return [*gate_tables(report), *recorded]
 
 
 def problems(report: RunReport) -> list[TestResult]:
@@ -458,33 +400,35 @@ def other_records(report: RunReport) -> list[tuple[str, str, str]]:
             json.dumps(record["payload"], indent=1, ensure_ascii=False),
         )
         for record in report.records
-        if record["kind"] not in KNOWN_KINDS
+        if record["kind"] not in RECORD_LISTS
     ]
 
 
 def environment_rows(report: RunReport) -> list[tuple[str, str]]:
     """Name and value of everything worth knowing about machine, software and selection."""
-    session = report.session
-    checkpoint = report.deployment.get("checkpoint") or {}
-    options = session.get("options") or {}
+    session, deployment = report.session, report.deployment
+    checkpoint = deployment.get("checkpoint") or {}
+    hosts = (f"{worker} on {host}" for worker, host in sorted(report.workers.items()))
+    options = {k: v for k, v in (session.get("options") or {}).items() if v is not None}
     rows = [
         ("device", report.device_label),
         ("checkpoint", report.checkpoint_label),
-        ("checkpoint source", str(checkpoint.get("kind") or "")),
-        ("checkpoint hash", str(checkpoint.get("content_hash") or "")),
-        ("variant", str(report.deployment.get("variant") or "")),
-        ("host", str(session.get("host") or "")),
-        ("workers", ", ".join(f"{worker} on {host}" for worker, host in sorted(report.workers.items()))),
-        ("platform", str(session.get("platform") or "")),
-        ("CPU", str(session.get("cpu") or "")),
-        ("Python", str(session.get("python") or "")),
-        (
-            "packages",
-            ", ".join(f"{name} {version}" for name, version in (session.get("versions") or {}).items()),
-        ),
+        ("checkpoint source", checkpoint.get("kind")),
+        ("checkpoint hash", checkpoint.get("content_hash")),
+        ("variant", deployment.get("variant")),
+        ("host", session.get("host")),
+        ("workers", ", ".join(hosts)),
+        ("platform", session.get("platform")),
+        ("CPU", session.get("cpu")),
+        ("Python", session.get("python")),
+        ("packages", _pairs(session.get("versions"))),
         ("command", command(report)),
-        ("options", ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)),
-        ("model config", ", ".join(f"{k} {v}" for k, v in (report.deployment.get("config") or {}).items())),
+        ("options", _pairs(options)),
+        ("model config", _pairs(deployment.get("config"))),
         ("exit status", "" if report.exit_status is None else str(report.exit_status)),
     ]
-    return [(name, value) for name, value in rows if value]
+    return [(name, str(value)) for name, value in rows if value]
+
+
+def _pairs(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (values or {}).items())

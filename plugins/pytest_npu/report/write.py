@@ -9,11 +9,10 @@ from pathlib import Path
 from pytest_npu.core.events import atomic_write, read_events
 from pytest_npu.report.runlogs import EVENTS_FILE, RunLogs, claim_run_folder, fallback_dir
 
-from .html import render_report
 from .index import write_index
 from .junit import render_junit
-from .markdown import render_markdown
 from .model import RunReport, build_run_report
+from .render import render_markdown, render_report
 from .results import RESULTS_FILE, results_of
 
 

@@ -19,15 +19,12 @@ class KernelBench(Protocol):
 
     def cases(self) -> Sequence[KernelCase]:
         """Every kernel that prefill at any compiled length, decode and the LM head launch, each once."""
-        ...
 
     def prepare(self, case: KernelCase) -> None:
         """Compile what a case needs; the device is not touched."""
-        ...
 
     def run(self, case: KernelCase, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Launch a case once on the device; ``out`` of the result is its whole output.
 
         ``inputs`` by operand name, bf16, as :func:`llms.verify.reference.kernels.make_inputs` makes them.
         """
-        ...

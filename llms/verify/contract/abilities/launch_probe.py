@@ -15,7 +15,6 @@ class LaunchTap(Protocol):
 
     def take(self) -> Sequence[ElfRun]:
         """The runs since the last time, in order."""
-        ...
 
 
 class DeviceLayout(Protocol):
@@ -27,15 +26,12 @@ class DeviceLayout(Protocol):
     @property
     def sizes(self) -> ModelSizes:
         """Sizes as padded; columns that were added are zero."""
-        ...
 
     def head_columns(self, heads: int) -> Array:
         """int[heads * head_dim]: padded column of every real column of ``heads`` heads of Q, K or V."""
-        ...
 
     def weights(self, weights: LayeredWeights) -> LayeredWeights:
         """The same weights as the device has them."""
-        ...
 
 
 class UnmergedForm(Protocol):
@@ -44,7 +40,6 @@ class UnmergedForm(Protocol):
     @property
     def n_layers(self) -> int:
         """Number of layers."""
-        ...
 
     def layer_outputs(
         self,
@@ -57,15 +52,12 @@ class UnmergedForm(Protocol):
 
         ``compute`` gives the result, f32 or bf16, of each kernel that ``chosen(kernel, layer)`` names.
         """
-        ...
 
     def kernels(self, path: str) -> list[str]:
         """Kernels of a layer of ``prefill`` or ``decode``, as far as that has run, in order."""
-        ...
 
     def close(self) -> None:
         """Release the device."""
-        ...
 
 
 class LaunchProbe(Protocol):
@@ -78,21 +70,16 @@ class LaunchProbe(Protocol):
     @property
     def device(self) -> str:
         """The device in words, such as ``twin (modelled)``."""
-        ...
 
     @property
     def wrong_length(self) -> type[Exception]:
         """What the runner's ``prefill`` raises when production counts another number of tokens."""
-        ...
 
     def observed(self) -> AbstractContextManager[LaunchTap]:
         """Inside the block every run of an ELF is read back; nothing is compiled anew."""
-        ...
 
     def layout(self, sizes: ModelSizes) -> DeviceLayout:
         """The layout of a model of these sizes; they are the checkpoint's, not the deployment's."""
-        ...
 
     def unmerged(self) -> UnmergedForm:
         """Build the form with one ELF per kernel, with the runner's weights."""
-        ...

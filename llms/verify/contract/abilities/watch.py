@@ -35,25 +35,20 @@ class Watch(Protocol):
 
     def take(self) -> tuple[Sequence[ProductionCall], Counter[str]]:
         """Calls of production functions, and programs started by name, since the last `take`."""
-        ...
 
     def programs_per_call(self, length: int) -> Mapping[str, int] | None:
         """Programs that one call must start, by function, for `length` prompt tokens; None: not offered."""
-        ...
 
     def compiled_length(self, length: int) -> int:
         """Rows that the prefill of a prompt of `length` tokens computes."""
-        ...
 
     def predicted_ms(self, length: int) -> Mapping[str, float]:
         """Milliseconds that a `prefill` of `length` tokens and a `decode step` behind it should take."""
-        ...
 
     def generate(
         self, checkpoint: Any, tokenizer: Any, ids: Sequence[int], n_tokens: int
     ) -> tuple[int, ...] | None:
         """Tokens that the product generates, on the way that its command line takes; None: not offered."""
-        ...
 
 
 Watcher = Callable[[Path, ModuleType, Any], AbstractContextManager[Watch]]

@@ -14,7 +14,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from llms.verify.contract.deployment import Deployment
+from llms.verify.contract.deployment import Deployment, takes_model_name
 from llms.verify.reference.hf_facts import expected_tensors, hf_config
 
 _SAME = {
@@ -146,11 +146,8 @@ def to_v5(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _built_from(deployment: Deployment, folder: Path, form: str) -> Any:
     """What the adapter builds from the folder with config.json in a form; None: it takes no model name."""
-    import inspect
-
     build = deployment.adapter.build_config
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not any(p.kind in positional for p in inspect.signature(build).parameters.values()):
+    if not takes_model_name(build):
         return None
     raw = _json(folder / "config.json")
     with tempfile.TemporaryDirectory(prefix="config-form-") as name:

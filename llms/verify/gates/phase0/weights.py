@@ -10,44 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from llms.verify.contract.records import Array
+from llms.verify.reference.hf_facts import LAYER_TENSORS, MODEL_TENSORS
+
 INDEX = "model.safetensors.index.json"
-Array = np.ndarray[Any, Any]
 # (tensors read, tensors not read, weight name -> values): what a runner's `weight_ledger()` returns.
 Ledger = tuple[Sequence[str], Sequence[str], Mapping[str, Array]]
 
-# Weight names of the mlir-air LLM examples (e972f2942) -> tensor names of transformers.
-_MODEL = {
-    "embedding": "model.embed_tokens.weight",
-    "final_norm": "model.norm.weight",
-    "lm_head": "lm_head.weight",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm.weight",
-    "ffn_norm": "post_attention_layernorm.weight",
-    "wq": "self_attn.q_proj.weight",
-    "wk": "self_attn.k_proj.weight",
-    "wv": "self_attn.v_proj.weight",
-    "wo": "self_attn.o_proj.weight",
-    "bq": "self_attn.q_proj.bias",
-    "bk": "self_attn.k_proj.bias",
-    "bv": "self_attn.v_proj.bias",
-    "bo": "self_attn.o_proj.bias",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "w_gate": "mlp.gate_proj.weight",
-    "w_up": "mlp.up_proj.weight",
-    "w_down": "mlp.down_proj.weight",
-}
 _SHOWN = 5
 
 
 def tensor_name(weight: str) -> str | None:
     """Tensor name of a weight such as `layers.3.wq`; None for a name that is not known."""
-    if weight in _MODEL:
-        return _MODEL[weight]
+    if weight in MODEL_TENSORS:
+        return MODEL_TENSORS[weight]
     parts = weight.split(".")
-    if len(parts) == 3 and parts[0] == "layers" and parts[1].isdigit() and parts[2] in _LAYER:
-        return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}"
+    if len(parts) == 3 and parts[0] == "layers" and parts[1].isdigit() and parts[2] in LAYER_TENSORS:
+        return f"model.layers.{parts[1]}.{LAYER_TENSORS[parts[2]]}"
     return None
 
 
@@ -176,8 +155,12 @@ class _Files:
         """True for a head that repeats the embedding, and for stored rotary frequencies."""
         if name.endswith("rotary_emb.inv_freq"):
             return True
-        tied = _MODEL["embedding"]
-        if name != _MODEL["lm_head"] or tied not in self._where or self.shape(name) != self.shape(tied):
+        tied = MODEL_TENSORS["embedding"]
+        if (
+            name != MODEL_TENSORS["lm_head"]
+            or tied not in self._where
+            or self.shape(name) != self.shape(tied)
+        ):
             return False
         return bool(np.array_equal(self.bits(name), self.bits(tied)))
 
@@ -202,8 +185,8 @@ def _assignment_problems(
     right: set[str] = set()
     for weight, values in held.items():
         name = tensor_name(weight)
-        if name == _MODEL["lm_head"] and name not in expected:
-            name = _MODEL["embedding"]
+        if name == MODEL_TENSORS["lm_head"] and name not in expected:
+            name = MODEL_TENSORS["embedding"]
         if name is None or name not in expected:
             problems.append(f"weight {weight} is filled although the model has no such tensor")
             continue

@@ -29,15 +29,16 @@ def baseline_gate(
         payload = diagnosis_payload(layers, base.prompt.text)
         outcomes.append(Outcome.of("diagnosis", "cosine per layer", odd, payload))
         problems += odd
-    for section, ms in (("prefill", base.prefill_ms), ("decode", base.decode_ms)):
-        if not ms > 0:
-            problems.append(f"{section} took {ms} ms on the device clock: nothing was measured")
+    sections = {"prefill": base.prefill, "decode": base.decode}
+    for section, timed in sections.items():
+        if not timed.ms > 0:
+            problems.append(f"{section} took {timed.ms} ms on the device clock: nothing was measured")
     payload = {
         **head(3, None, base),
         "steps": [],
         "status": "FAIL" if problems else "OK",
         "problems": problems,
-        "dispatch": {"prefill": measure.summary(base.prefill), "decode": measure.summary(base.decode)},
+        "dispatch": {section: measure.summary(timed.dispatch) for section, timed in sections.items()},
     }
     return (*outcomes, Outcome.of("optimisation", "phase 3", problems, payload))
 

@@ -6,7 +6,7 @@ from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
 from llms.verify.contract.outcome import Outcome
 from llms.verify.gates import measure
 from llms.verify.gates import optimisation as judging
-from llms.verify.gates.optimisation import Step, Timed
+from llms.verify.gates.optimisation import Step
 from llms.verify.reference.hf import HFReference
 
 
@@ -19,9 +19,8 @@ def prefill_gate(deployment: Deployment, reference: HFReference, *, device: Devi
     if longer is None:
         steps.append(Step(name, reason="the prompt needs the longest compiled length"))
     else:
-        before = Timed(longer.prefill_ms, longer.prefill)
-        after = judging.section_of(final, "prefill")
-        step = Step(f"{name} ({longer.seq_len} to {final.seq_len})", before, after)
+        seq_len, before = longer
+        step = Step(f"{name} ({seq_len} to {final.seq_len})", before, final.prefill)
         steps.append(judging.gated(step, final))
     steps += judging.layout_steps(deployment, "prefill")
     return judging.phase_outcome(4, "prefill", base, final, steps)

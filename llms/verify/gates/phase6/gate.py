@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from llms.verify.contract.capture import capture, capture_diagnosis
 from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
 from llms.verify.contract.outcome import Outcome
@@ -40,11 +41,11 @@ def topk_gate(
     `device` is held while the device works (the NPU lock on silicon), not while the reference runs.
     """
     max_seq = sequence_length(prompts, n_tokens)
-    with deployment.on_device(device, [len(prompt) for prompt in prompts], max_seq=max_seq):
-        captures = [deployment.capture(prompt, n_tokens=n_tokens, max_seq=max_seq) for prompt in prompts]
+    with deployment.on_device(device, [len(prompt) for prompt in prompts], max_seq=max_seq) as runner:
+        captures = [capture(runner, prompt.ids, n_tokens=n_tokens) for prompt in prompts]
     traces = [reference.run(prompt.ids, n_tokens).trace() for prompt in prompts]
     reference.release()
-    result = judge([capture.trace for capture in captures], traces, n_tokens=n_tokens)
+    result = judge([one.trace for one in captures], traces, n_tokens=n_tokens)
     payload = topk_gate_payload(result, [prompt.text for prompt in prompts], deployment.tokenizer)
     return Outcome("topk_gate", result.ok, payload, "" if result.ok else describe_failure(payload))
 
@@ -83,8 +84,8 @@ def layer_diagnosis(
     run = reference.run(prompt.ids, n_tokens).with_layers()
     reference.release()
     max_seq = sequence_length([prompt], n_tokens)
-    with deployment.on_device(device, [len(prompt)], max_seq=max_seq):
-        captured = deployment.capture_diagnosis(prompt, run.fed, max_seq=max_seq)
+    with deployment.on_device(device, [len(prompt)], max_seq=max_seq) as runner:
+        captured = capture_diagnosis(runner, prompt.ids, run.fed)
     found = diagnose(captured, run)
     return found, diagnosis_payload(found, prompt.text)
 

@@ -1,6 +1,6 @@
 """Phase 7, the independent audit: is the gate real, can it fail, and does it pass again without caches?
 
-    outcome = audit.in_fresh_process(folder, out=folder_for_reports)
+    outcome = audit.in_fresh_process(audit.AuditRequest(folder), folder_for_reports)
 
 Whoever starts one (`npu_deploy.audit`) brings what it needs of device, toolkit and catalogue, a `Setting`;
 the plugin makes the report. Payload `audit` (also in `audit.json`): {"model", "verdict" ("PASS" |
@@ -13,6 +13,6 @@ null}]}.
 """
 
 from llms.verify.gates.phase7.fresh import AuditOutcome, for_options, in_fresh_process
-from llms.verify.gates.phase7.types import Audit, Finding, Setting
+from llms.verify.gates.phase7.types import Audit, AuditRequest, Finding, Setting
 
-__all__ = ["Audit", "AuditOutcome", "Finding", "Setting", "for_options", "in_fresh_process"]
+__all__ = ["Audit", "AuditOutcome", "AuditRequest", "Finding", "Setting", "for_options", "in_fresh_process"]

@@ -13,7 +13,7 @@ import numpy as np
 
 from llms.verify.contract import topk
 from llms.verify.contract.abilities.watch import ProductionCall, Watch
-from llms.verify.contract.records import DecodeStepRecord, PrefillRecord
+from llms.verify.contract.records import Array, DecodeStepRecord, PrefillRecord
 from llms.verify.contract.topk import TokenStep, TokenTrace
 from llms.verify.gates.phase6 import gate as gates
 from llms.verify.gates.phase7.types import Audit, DeviceClock
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from llms.verify.contract.deployment import Deployment
     from llms.verify.reference.hf import HFReference, ReferenceRun
 
-Array = np.ndarray[Any, Any]
 
 # The gate as it is published; written here again, so that a changed constant elsewhere shows.
 GATE_K, GATE_TOKENS = 5, 32
@@ -190,7 +189,11 @@ def check_production(
 def check_product(audit: Audit, opened: Deployment, watch: Watch, ran: PromptRun) -> None:
     """What a user of the command line gets is what the gates judge."""
     question = "Does the product generate the tokens that the gates judge?"
-    tokens = watch.generate(opened.checkpoint, opened.tokenizer, ran.ids, len(ran.tokens))
+    try:
+        tokens = watch.generate(opened.checkpoint, opened.tokenizer, ran.ids, len(ran.tokens))
+    except Exception as error:
+        audit.add("product", question, [f"it fails: {type(error).__name__}: {error}"], "")
+        return
     if tokens is None:
         audit.add("product", question, ["not offered: no kernel sequence"], "", warn=True)
         return

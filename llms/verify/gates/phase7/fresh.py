@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llms.verify.contract.outcome import Outcome
+from llms.verify.gates.phase7.types import FAIL, TREE, AuditRequest
 
 LIMIT_S = 1800
 
@@ -31,76 +32,48 @@ class AuditOutcome(Outcome):
         }
 
 
-def in_fresh_process(
-    folder: Path,
-    *,
-    out: Path,
-    npu: bool = False,
-    checkpoint: Path | None = None,
-    choice: str | None = None,
-    prompts: int = 1,
-    ladder: bool = True,
-    fault: str | None = None,
-) -> AuditOutcome:
+def in_fresh_process(request: AuditRequest, out: Path) -> AuditOutcome:
     """Run `python -m llms.audit`, which leaves its report and `audit.json` in `out`.
 
     A process that dies is a failed audit.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "llms.audit",
-        str(folder),
-        "--out",
-        str(out),
-        "--prompts",
-        str(prompts),
-    ]
-    command += ["--npu"] if npu else []
-    command += ["--checkpoint", str(checkpoint)] if checkpoint else []
-    command += ["--model", choice] if choice else []
-    command += [] if ladder else ["--no-ladder"]
-    command += ["--fault", fault] if fault else []
+    command = [sys.executable, "-m", "llms.audit", str(request.folder), "--out", str(out)]
     result = out / "audit.json"
     result.unlink(missing_ok=True)
-    root = Path(__file__).resolve().parents[4]
     # the tree that this process runs comes first, wherever it was started
-    paths = [str(root), str(root / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(TREE), str(TREE / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*command, *request.arguments()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         try:
-            told, errors = process.communicate(timeout=LIMIT_S)
+            output, errors = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            return AuditOutcome(
-                "audit", False, {"verdict": "FAIL"}, f"the audit did not end within {LIMIT_S} s"
-            )
+            return _failed(f"the audit did not end within {LIMIT_S} s")
     code = process.returncode
     if not result.is_file():
-        said = (errors or told).strip()[-2000:]
-        return AuditOutcome(
-            "audit", False, {"verdict": "FAIL"}, f"the audit ended with exit code {code}: {said}"
-        )
+        return _failed(f"the audit ended with exit code {code}: {(errors or output).strip()[-2000:]}")
     payload = json.loads(result.read_text(encoding="utf-8"))
     author = payload.get("environment", {}).get("process")
     if author != str(process.pid):
-        text = (
-            f"the report was written by process {author}, the audit is process {process.pid}: an earlier one"
-        )
-        return AuditOutcome("audit", False, {**payload, "verdict": "FAIL"}, text)
-    failed = [f for f in payload["findings"] if f["status"] == "FAIL"]
+        text = f"the report was written by process {author}, the audit is process {process.pid}"
+        return _failed(f"{text}: an earlier one", payload)
+    failed = [f for f in payload["findings"] if f["status"] == FAIL]
     lines = [
         f"{payload['model']}: {payload['verdict']}",
         *(f"  {f['question']} {f['evidence']}" for f in failed),
     ]
-    ok = code == 0 and payload["verdict"] != "FAIL"
+    ok = code == 0 and payload["verdict"] != FAIL
     return AuditOutcome("audit", ok, payload, "" if ok else "\n".join(lines))
 
 
-def _failed(message: str) -> AuditOutcome:
-    return AuditOutcome("audit", False, {"verdict": "FAIL"}, message)
+def _failed(message: str, payload: dict[str, Any] | None = None) -> AuditOutcome:
+    return AuditOutcome("audit", False, {**(payload or {}), "verdict": FAIL}, message)
 
 
 def for_options(folder: Path, options: Any) -> AuditOutcome:
@@ -108,12 +81,12 @@ def for_options(folder: Path, options: Any) -> AuditOutcome:
 
     `options`: device, checkpoint, variant and planted fault of the plugin's `npu_options`.
     """
+    request = AuditRequest(
+        folder,
+        npu=options.npu,
+        checkpoint=options.checkpoint,
+        choice=options.model,
+        fault=getattr(options, "fault", None),
+    )
     with tempfile.TemporaryDirectory(prefix="npu-audit-") as out:
-        return in_fresh_process(
-            folder,
-            out=Path(out),
-            npu=options.npu,
-            checkpoint=options.checkpoint,
-            choice=options.model,
-            fault=getattr(options, "fault", None),
-        )
+        return in_fresh_process(request, Path(out))

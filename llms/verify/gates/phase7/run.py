@@ -6,48 +6,17 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llms.verify.contract.abilities import NotOffered
-from llms.verify.gates.phase7.types import Audit, Setting
+from llms.verify.contract.abilities import NotOffered, offered
+from llms.verify.gates.phase7.types import Audit, AuditRequest, Setting
 
 if TYPE_CHECKING:
     from llms.verify.contract.chat import EncodedPrompt
     from llms.verify.contract.deployment import Deployment
     from llms.verify.gates.phase7.gates import ReferenceRuns
     from llms.verify.gates.phase7.integrity import Snapshot
-
-
-@dataclass(frozen=True)
-class AuditRequest:
-    """What to audit. `prompts` is the number of prompts of gate and ladder."""
-
-    folder: Path
-    npu: bool = False
-    checkpoint: Path | None = None
-    choice: str | None = None
-    prompts: int = 1
-    ladder: bool = True
-    fault: str | None = None
-
-    def command(self) -> str:
-        """The command line that repeats it, from the root of the source tree."""
-        words = ["python -m llms.audit", _relative(self.folder)]
-        words += ["--npu"] if self.npu else []
-        words += ["--checkpoint", str(self.checkpoint)] if self.checkpoint else []
-        words += ["--model", self.choice] if self.choice else []
-        words += ["--prompts", str(self.prompts)] if self.prompts != 1 else []
-        words += ["--fault", self.fault] if self.fault else []
-        return " ".join(words)
-
-
-def _relative(folder: Path) -> str:
-    root = Path(__file__).resolve().parents[4]
-    path = folder.resolve()
-    return str(path.relative_to(root)) if root in path.parents else path.name
 
 
 def run_audit(request: AuditRequest, setting: Setting) -> Audit:
@@ -132,7 +101,10 @@ def _ask_watched(
     sniffing = watching_code(request.folder)
     with setting.watch(request.folder, adapter, config) as watch:
         runner = opened.runner(max(len(prompt) for prompt in prompts) + checks.GATE_TOKENS)
-        _prepare(runner, [len(prompts[0]), checks.MADE_UP_TOKENS])
+        prepare = offered(runner, "prepare")
+        if prepare is not None:
+            for length in (len(prompts[0]), checks.MADE_UP_TOKENS):
+                prepare(length)
         runs = checks.check_production(audit, runner, prompts[0], config, watch, setting.clock)
         reference = opened.hf_reference()
         checks.check_reference(audit, opened, reference, prompts[0], watch)
@@ -140,26 +112,12 @@ def _ask_watched(
         if runs is not None:
             made_up, again = runs
             checks.check_time(audit, again, config, watch)
-            _guarded(audit, "product", lambda: checks.check_product(audit, opened, watch, made_up))
+            checks.check_product(audit, opened, watch, made_up)
         opened.release_runners()
         gates.check_gate(audit, opened, known, prompts, watch)
     changed = [*watch.replaced, *sniffing, *shipped.changed()]
     checks.check_integrity(audit, changed, len(shipped.prints))
     return known
-
-
-def _guarded(audit: Audit, key: str, ask: Callable[[], None]) -> None:
-    try:
-        ask()
-    except Exception as error:
-        audit.add(key, "Can the product generate?", [f"it fails: {type(error).__name__}: {error}"], "")
-
-
-def _prepare(runner: Any, lengths: list[int]) -> None:
-    prepare = getattr(runner, "prepare", None)
-    if callable(prepare):
-        for length in lengths:
-            prepare(length)
 
 
 def _environment() -> dict[str, str]:

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llms.verify.contract.abilities.watch import Watcher
+from llms.verify.contract.models import ROOT
+
+TREE = ROOT.parent
+"""The source tree that this process runs."""
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 
@@ -18,7 +22,6 @@ class DeviceClock(Protocol):
 
     def now(self) -> float:
         """Seconds since an arbitrary start."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,35 @@ class Setting:
     plant: Callable[[str], AbstractContextManager[Any]]
     modules: Callable[[], Sequence[str]]
     data: Callable[[], Mapping[str, Path]]
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """What to audit. `prompts` is the number of prompts of gate and ladder."""
+
+    folder: Path
+    npu: bool = False
+    checkpoint: Path | None = None
+    choice: str | None = None
+    prompts: int = 1
+    ladder: bool = True
+    fault: str | None = None
+
+    def arguments(self) -> list[str]:
+        """Arguments of `python -m llms.audit` behind the folder."""
+        words = ["--npu"] if self.npu else []
+        words += ["--checkpoint", str(self.checkpoint)] if self.checkpoint else []
+        words += ["--model", self.choice] if self.choice else []
+        words += ["--prompts", str(self.prompts)] if self.prompts != 1 else []
+        words += [] if self.ladder else ["--no-ladder"]
+        words += ["--fault", self.fault] if self.fault else []
+        return words
+
+    def command(self) -> str:
+        """The command line that repeats it, from the root of the source tree."""
+        folder = self.folder.resolve()
+        place = folder.relative_to(TREE) if TREE in folder.parents else folder.name
+        return " ".join(["python -m llms.audit", str(place), *self.arguments()])
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ to their last printed digit, so the order of the draws matters as much as the se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from ml_dtypes import bfloat16
 
-Array = npt.NDArray[Any]
+from llms.verify.contract.records import Array
 
 ROPE_THETA = 500000.0
 """Base of the rotary embedding in the published RoPE harness."""
@@ -30,10 +28,12 @@ def make_inputs(
     decode) use ``default_rng(0)`` standard normals, weights scaled by 1/sqrt(K). Raises ValueError for an
     unknown operation.
     """
-    make = _MAKERS.get(op)
-    if make is None:
-        raise ValueError(f"no harness inputs for operation {op!r}; known: {', '.join(sorted(_MAKERS))}")
-    return make(dims, method, tile or {})
+    if op == "flash_attention":
+        return _flash_attention(dims, method, tile or {})
+    if op not in _MAKERS:
+        known = ", ".join(sorted((*_MAKERS, "flash_attention")))
+        raise ValueError(f"no harness inputs for operation {op!r}; known: {known}")
+    return _MAKERS[op](dims)
 
 
 def rope_table(rows: int, head_dim: int, theta: float = ROPE_THETA) -> Array:
@@ -48,72 +48,70 @@ def rope_table(rows: int, head_dim: int, theta: float = ROPE_THETA) -> Array:
     return table.astype(np.float32).astype(bfloat16)
 
 
-def _legacy(seed: int) -> np.random.RandomState:
-    return np.random.RandomState(seed)
+def _legacy(seed: int, divisor: float = 1.0) -> Callable[..., Array]:
+    """bf16 draws of a shape, by numpy's old generator in f64."""
+    rng = np.random.RandomState(seed)
+    return lambda *shape: (rng.standard_normal(shape) / divisor).astype(bfloat16)
 
 
-def _gemm(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = _legacy(42)
-    scale = np.sqrt(d["K"])
-    a = (rng.standard_normal((d["M"], d["K"])) / scale).astype(bfloat16)
-    b = (rng.standard_normal((d["K"], d["N"])) / scale).astype(bfloat16)
-    return {"a": a, "b": b}
+def _normal(seed: int = 0) -> Callable[..., Array]:
+    """bf16 draws of a shape, by numpy's present generator in f32."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int, scale: float = 1.0) -> Array:
+        draws = rng.standard_normal(shape, dtype=np.float32)
+        return (draws if scale == 1.0 else draws * np.float32(scale)).astype(bfloat16)
+
+    return draw
 
 
-def _gemv(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = _legacy(42)
-    w = (rng.standard_normal((d["M"], d["K"])) * 4).astype(bfloat16)
-    x = (rng.standard_normal(d["K"]) * 4).astype(bfloat16)
-    return {"w": w, "x": x}
+def _gemm(d: Mapping[str, int]) -> dict[str, Array]:
+    draw = _legacy(42, np.sqrt(d["K"]))
+    return {"a": draw(d["M"], d["K"]), "b": draw(d["K"], d["N"])}
 
 
-def _gemv_add(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = np.random.default_rng(0)
-    w = _normal(rng, d["M"], d["K"], scale=d["K"] ** -0.5)
-    return {"w": w, "x": _normal(rng, d["K"]), "residual": _normal(rng, d["M"])}
+def _gemv(d: Mapping[str, int]) -> dict[str, Array]:
+    draw = _legacy(42, 1 / 4)
+    return {"w": draw(d["M"], d["K"]), "x": draw(d["K"])}
 
 
-def _norm_gateup_swiglu(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = np.random.default_rng(0)
-    packed = _normal(rng, 2, d["emb"])
-    return {"packed": packed, "w": _normal(rng, 2 * d["hidden"], d["emb"], scale=d["emb"] ** -0.5)}
+def _gemv_add(d: Mapping[str, int]) -> dict[str, Array]:
+    draw = _normal()
+    w = draw(d["M"], d["K"], scale=d["K"] ** -0.5)
+    return {"w": w, "x": draw(d["K"]), "residual": draw(d["M"])}
 
 
-def _rms_norm(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = _legacy(0)
-    x = rng.standard_normal((d["M"], d["N"])).astype(bfloat16)
-    return {"x": x, "w": rng.standard_normal(d["N"]).astype(bfloat16)}
+def _norm_gateup_swiglu(d: Mapping[str, int]) -> dict[str, Array]:
+    draw = _normal()
+    packed = draw(2, d["emb"])
+    return {"packed": packed, "w": draw(2 * d["hidden"], d["emb"], scale=d["emb"] ** -0.5)}
 
 
-def _layer_norm(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = _legacy(0)
-    x = rng.standard_normal((d["M"], d["N"])).astype(bfloat16)
-    w = rng.standard_normal(d["N"]).astype(bfloat16)
-    return {"x": x, "w": w, "b": rng.standard_normal(d["N"]).astype(bfloat16)}
+def _rms_norm(d: Mapping[str, int]) -> dict[str, Array]:
+    draw = _legacy(0)
+    return {"x": draw(d["M"], d["N"]), "w": draw(d["N"])}
 
 
-def _rope(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    x = _normal(np.random.default_rng(0), d["rows"], d["head_dim"])
-    return {"x": x, "table": rope_table(d["rows"], d["head_dim"])}
+def _layer_norm(d: Mapping[str, int]) -> dict[str, Array]:
+    draw = _legacy(0)
+    return {"x": draw(d["M"], d["N"]), "w": draw(d["N"]), "b": draw(d["N"])}
 
 
-def _eltwise_add(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = np.random.default_rng(0)
-    return {"a": _normal(rng, d["n"]), "b": _normal(rng, d["n"])}
+def _rope(d: Mapping[str, int]) -> dict[str, Array]:
+    return {"x": _normal()(d["rows"], d["head_dim"]), "table": rope_table(d["rows"], d["head_dim"])}
 
 
-def _bias_add(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = np.random.default_rng(0)
-    return {"x": _normal(rng, d["rows"], d["n"]), "bias": _normal(rng, d["n"])}
+def _bias_add(d: Mapping[str, int]) -> dict[str, Array]:
+    draw = _normal()
+    return {"x": draw(d["rows"], d["n"]), "bias": draw(d["n"])}
 
 
-def _silu_mul(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    rng = np.random.default_rng(0)
-    return {"gate": _normal(rng, d["n"]), "up": _normal(rng, d["n"])}
+def _vectors(*names: str) -> Callable[[Mapping[str, int]], dict[str, Array]]:
+    def make(d: Mapping[str, int]) -> dict[str, Array]:
+        draw = _normal()
+        return {name: draw(d["n"]) for name in names}
 
-
-def _gelu(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
-    return {"x": _normal(np.random.default_rng(0), d["n"])}
+    return make
 
 
 def _flash_attention(d: Mapping[str, int], method: str, tile: Mapping[str, int]) -> dict[str, Array]:
@@ -140,12 +138,7 @@ def split_columns(x: Array, width: int) -> Array:
     return np.ascontiguousarray(split).reshape(-1, length, width)
 
 
-def _normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
-    draws = rng.standard_normal(shape, dtype=np.float32)
-    return (draws if scale == 1.0 else draws * np.float32(scale)).astype(bfloat16)
-
-
-_MAKERS: Mapping[str, Callable[[Mapping[str, int], str, Mapping[str, int]], dict[str, Array]]] = {
+_MAKERS: Mapping[str, Callable[[Mapping[str, int]], dict[str, Array]]] = {
     "gemm": _gemm,
     "gemv": _gemv,
     "gemv_add": _gemv_add,
@@ -153,9 +146,8 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, int], str, Mapping[str, int]], dict
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "rope": _rope,
-    "eltwise_add": _eltwise_add,
+    "eltwise_add": _vectors("a", "b"),
     "bias_add": _bias_add,
-    "silu_mul": _silu_mul,
-    "gelu": _gelu,
-    "flash_attention": _flash_attention,
+    "silu_mul": _vectors("gate", "up"),
+    "gelu": _vectors("x"),
 }

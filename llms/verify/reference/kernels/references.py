@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from ml_dtypes import bfloat16
 
-Array = npt.NDArray[Any]
+from llms.verify.contract.records import Array
+
 F32 = npt.NDArray[np.float32]
 
 MASKED = np.float32(-1e9)

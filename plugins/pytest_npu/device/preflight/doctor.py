@@ -52,9 +52,8 @@ def _model(model: str | None) -> tuple[Any, MemoryEstimate | None]:
     from llms.verify.contract.deployment import DeploymentError, load_adapter
     from llms.verify.contract.models import find_model
 
-    folder = find_model(model)
     try:
-        adapter = load_adapter(folder.folder)
+        adapter = load_adapter(find_model(model).folder)
     except DeploymentError as error:
         raise LookupError(str(error)) from error
     return adapter, estimate(model, adapter.CONFIG)

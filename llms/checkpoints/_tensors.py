@@ -22,17 +22,10 @@ class TensorLedger:
     Attributes:
         loaded: names that were read at least once, sorted.
         unused: names that nobody read, sorted.
-        bytes_loaded: their size together.
     """
 
     loaded: tuple[str, ...]
     unused: tuple[str, ...]
-    bytes_loaded: int
-
-    @property
-    def complete(self) -> bool:
-        """True when every tensor of the checkpoint was read."""
-        return not self.unused
 
 
 class TensorReader(Mapping[str, NDArray[Any]]):
@@ -92,12 +85,7 @@ class TensorReader(Mapping[str, NDArray[Any]]):
 
     def ledger(self) -> TensorLedger:
         """Return what was read so far and what was not."""
-        loaded = tuple(sorted(self._loaded))
-        return TensorLedger(
-            loaded=loaded,
-            unused=tuple(sorted(set(self._table) - self._loaded)),
-            bytes_loaded=sum(self._table[name].end - self._table[name].start for name in loaded),
-        )
+        return TensorLedger(tuple(sorted(self._loaded)), tuple(sorted(set(self._table) - self._loaded)))
 
 
 def load_tensors(checkpoint: Checkpoint | Path) -> TensorReader:

@@ -124,7 +124,7 @@ def test_every_weight_is_the_gguf_value_rounded_to_bf16(
         np.testing.assert_array_equal(
             reader[name].view(np.uint16), values.astype(ml_dtypes.bfloat16).view(np.uint16), err_msg=name
         )
-    assert reader.ledger().complete
+    assert reader.ledger().unused == ()
 
 
 def test_our_decoding_of_the_blocks_equals_that_of_gguf(source: dict[str, Any]) -> None:

@@ -141,21 +141,14 @@ def _print_breakdown(session: Session) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"Where the time goes, {session.driver.label}")
-    for column in ("section", "kind", "name"):
-        table.add_column(column)
-    for column in ("calls", "total ms", "ms per call", "MB"):
-        table.add_column(column, justify="right")
+    texts = ("section", "kind", "name")
+    numbers = {"calls": ("calls", "d"), "total ms": ("total_ms", ".2f")}
+    numbers |= {"ms per call": ("per_call_ms", ".3f"), "MB": ("mb", ".1f")}
+    table = Table(*texts, title=f"Where the time goes, {session.driver.label}")
+    for heading in numbers:
+        table.add_column(heading, justify="right")
     for row in session.profiler.breakdown():
-        table.add_row(
-            row["section"],
-            row["kind"],
-            row["name"],
-            str(row["calls"]),
-            f"{row['total_ms']:.2f}",
-            f"{row['per_call_ms']:.3f}",
-            f"{row['mb']:.1f}",
-        )
+        table.add_row(*map(row.get, texts), *(format(row[key], form) for key, form in numbers.values()))
     Console().print(table)
 
 

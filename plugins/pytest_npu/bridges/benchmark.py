@@ -63,8 +63,15 @@ class NpuBenchmark:
         warmup_default, rounds_default = ROUNDS[self._device.name]
         rounds = rounds_default if rounds is None else rounds
         warmup_rounds = warmup_default if warmup_rounds is None else warmup_rounds
-        timed = self._timed(target)
-        result = self._run(timed, args, dict(kwargs or {}), setup, rounds, warmup_rounds)
+        result = self._benchmark.pedantic(
+            self._timed(target),
+            args=args,
+            kwargs=dict(kwargs or {}),
+            setup=setup,
+            rounds=rounds,
+            warmup_rounds=warmup_rounds,
+            iterations=1,
+        )
         times = self._times[-rounds:]
         if not times or min(times) <= 0.0:
             pytest.fail(
@@ -98,25 +105,6 @@ class NpuBenchmark:
 
         run.__name__ = getattr(target, "__name__", "target")
         return run
-
-    def _run(
-        self,
-        timed: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        setup: Callable[[], Any] | None,
-        rounds: int,
-        warmup_rounds: int,
-    ) -> Any:
-        return self._benchmark.pedantic(
-            timed,
-            args=args,
-            kwargs=kwargs,
-            setup=setup,
-            rounds=rounds,
-            warmup_rounds=warmup_rounds,
-            iterations=1,
-        )
 
     def _record(
         self, times: list[float], warmup: int, seq_len: int | None, breakdown: Any, extra: Mapping[str, Any]

@@ -22,7 +22,7 @@ def header_lines(state: NpuState) -> list[str]:
     if options.fault is not None:
         from pytest_npu.features.fault import header_line
 
-        lines.append(header_line(options))
+        lines.append(header_line(options.fault))
     return [
         *lines,
         f"npu: checkpoint {checkpoint}; variant {options.model or 'default'}; "

@@ -117,7 +117,7 @@ def _register_features(state: NpuState) -> None:
     if options.fault is not None:
         from pytest_npu.features import fault
 
-        fault.configure(config, options)
+        fault.configure(config, options, options.fault)
     if options.bisect:
         from pytest_npu.features import bisect
 
@@ -125,7 +125,7 @@ def _register_features(state: NpuState) -> None:
     if options.trace is not None:
         from pytest_npu.features import trace
 
-        trace.register(state)
+        trace.register(state, options.trace)
     if config.getoption("htmlpath", None) and state.is_expected():
         from pytest_npu.bridges import html
 

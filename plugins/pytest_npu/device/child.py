@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from typing import IO, Any
 
@@ -14,7 +15,10 @@ from pytest_npu.device import supervised
 
 
 class ChildHooks:
-    """Registered under a supervisor, in workers too; owns the messenger and what happened before."""
+    """Registered under a supervisor, in workers too; owns what happened before.
+
+    The supervisor is told of every test, ours or not.
+    """
 
     def __init__(
         self, state: NpuState, past: supervised.Past, stacks: IO[str], hang_limits: Mapping[str, float]
@@ -23,7 +27,10 @@ class ChildHooks:
         self._past = past
         self._stacks = stacks
         self._hang_limits = hang_limits
-        self._messenger = supervised.Messenger(state.sink, state.worker_id)
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        state = self._state
+        state.sink.emit({"event": event, "worker": state.worker_id, "pid": os.getpid(), **fields})
 
     def _tells(self, nodeid: str) -> bool:
         """The controller runs nothing itself, and what is replayed was told before."""
@@ -51,13 +58,15 @@ class ChildHooks:
         if self._tells(nodeid):
             info = self._state.tests.get(nodeid)
             device = info is not None and info.device
-            self._messenger.start(nodeid, self._hang_limits.get(nodeid), device)
+            self._tell("_start", nodeid=nodeid, limit=self._hang_limits.get(nodeid), device=device)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A phase of a test is over; `pytest_runtest_logreport`."""
         if self._tells(report.nodeid):
-            self._messenger.report(self._state.config, report)
+            config = self._state.config
+            data = config.hook.pytest_report_to_serializable(config=config, report=report)
+            self._tell("_report", nodeid=report.nodeid, when=report.when, data=data)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -65,12 +74,12 @@ class ChildHooks:
         if self._tells(nodeid):
             measured = benchmark_session.measured(self._state.config, nodeid)
             if measured:
-                self._messenger.benchmark(nodeid, measured)
-            self._messenger.finish(nodeid)
+                self._tell("_benchmark", nodeid=nodeid, data=measured)
+            self._tell("_finish", nodeid=nodeid)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
         """The process is about to end in an orderly way; `pytest_sessionfinish`."""
         if self._state.role is not Role.WORKER:
-            self._messenger.session_finish()
+            self._tell("_session_finish")
         return (yield)

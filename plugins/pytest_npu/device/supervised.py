@@ -20,7 +20,7 @@ from typing import IO, Any
 import pytest
 
 from pytest_npu.core.constants import FD_ENV
-from pytest_npu.core.events import Event, Sink
+from pytest_npu.core.events import Event
 
 #: Folder in which supervisor and child leave files for each other.
 CONTROL_ENV = "PYTEST_NPU_SUPERVISOR_DIR"
@@ -135,38 +135,6 @@ def catch_fatal_signals(file: IO[str]) -> None:
     import faulthandler
 
     faulthandler.enable(file=file, all_threads=True)
-
-
-class Messenger:
-    """Tells the supervisor what runs; it needs that of every test, ours or not."""
-
-    def __init__(self, sink: Sink, worker_id: str) -> None:
-        self._sink = sink
-        self._worker_id = worker_id
-
-    def _send(self, event: str, **fields: Any) -> None:
-        self._sink.emit({"event": event, "worker": self._worker_id, "pid": os.getpid(), **fields})
-
-    def start(self, nodeid: str, limit: float | None, device: bool) -> None:
-        """A test begins; `limit` in seconds overrides the option, `device`: it uses the device."""
-        self._send("_start", nodeid=nodeid, limit=limit, device=device)
-
-    def report(self, config: pytest.Config, report: pytest.TestReport) -> None:
-        """A phase of a test is over."""
-        data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        self._send("_report", nodeid=report.nodeid, when=report.when, data=data)
-
-    def benchmark(self, nodeid: str, data: dict[str, Any]) -> None:
-        """A test was measured by pytest-benchmark."""
-        self._send("_benchmark", nodeid=nodeid, data=data)
-
-    def finish(self, nodeid: str) -> None:
-        """A test is over."""
-        self._send("_finish", nodeid=nodeid)
-
-    def session_finish(self) -> None:
-        """The process is about to end in an orderly way."""
-        self._send("_session_finish")
 
 
 def replay(item: pytest.Item, reports: list[dict[str, Any]]) -> None:

@@ -26,25 +26,24 @@ TWIN_PYXRT = "npu_twin.pyxrt"
 
 def adapters_of(paths: Iterable[Path]) -> tuple[Path, ...]:
     """The folders with an adapter at or below the given paths. Raises pytest.UsageError for none."""
-    found: list[Path] = []
+    adapters: list[Path] = []
     for path in paths:
         if (path / ADAPTER_FILE).is_file():
-            found.append(path)
+            adapters.append(path)
         elif path.is_dir() and (below := sorted(p.parent for p in path.glob(f"*/{ADAPTER_FILE}"))):
-            found += below
+            adapters += below
         else:
             raise pytest.UsageError(
                 f"--npu-adopt: no {ADAPTER_FILE} in {path} nor in its direct subfolders; name the folder of "
                 "a deployed model, or the folder that holds several"
             )
-    return tuple(dict.fromkeys(folder.resolve() for folder in found))
+    return tuple(dict.fromkeys(folder.resolve() for folder in adapters))
 
 
 def configure(state: NpuState) -> None:
-    """Register the collector when deployments are to be adopted."""
-    folders = adapters_of(state.options.adopt)
-    if folders:
-        state.config.pluginmanager.register(AdoptHooks(state, folders), "npu-adopt")
+    """Register the collector."""
+    hooks = AdoptHooks(state, adapters_of(state.options.adopt))
+    state.config.pluginmanager.register(hooks, "npu-adopt")
 
 
 class AdoptHooks:

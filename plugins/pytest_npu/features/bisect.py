@@ -22,10 +22,9 @@ SECTION = "npu bisect"
 
 
 def configure(state: NpuState) -> None:
-    """Register the hook when it was asked for."""
-    if state.options.bisect:
-        hooks = BisectHooks(state.tests, state.make_lock, state.emit)
-        state.config.pluginmanager.register(hooks, "npu-bisect")
+    """Register the hook."""
+    hooks = BisectHooks(state.tests, state.make_lock, state.emit)
+    state.config.pluginmanager.register(hooks, "npu-bisect")
 
 
 class BisectHooks:

@@ -11,10 +11,8 @@ from pytest_npu.core.constants import FAULT_PLANTED
 from pytest_npu.core.options import NpuOptions
 
 
-def configure(config: pytest.Config, options: NpuOptions) -> None:
-    """Plant the fault that was asked for until the end of the run; raises pytest.UsageError."""
-    if options.fault is None:
-        return
+def configure(config: pytest.Config, options: NpuOptions, name: str) -> None:
+    """Plant the fault `name` until the end of the run; raises pytest.UsageError."""
     if options.npu:
         raise pytest.UsageError("--npu-fault plants faults in the digital twin: leave out --npu")
     try:
@@ -22,12 +20,12 @@ def configure(config: pytest.Config, options: NpuOptions) -> None:
     except ImportError as error:
         raise pytest.UsageError(f"--npu-fault needs the digital twin, npu_twin: {error}") from error
     try:
-        fault = faults.find(options.fault)
+        fault = faults.find(name)
     except KeyError:
-        close = get_close_matches(options.fault, faults.names(), cutoff=0.5)
+        close = get_close_matches(name, faults.names(), cutoff=0.5)
         meant = f"; did you mean {' or '.join(close)}?" if close else ""
         raise pytest.UsageError(
-            f"--npu-fault: no fault '{options.fault}'{meant}; all: python -m npu_twin.faults list"
+            f"--npu-fault: no fault '{name}'{meant}; all: python -m npu_twin.faults list"
         ) from None
     except LookupError as error:
         raise pytest.UsageError(f"--npu-fault: {error}") from error
@@ -36,10 +34,10 @@ def configure(config: pytest.Config, options: NpuOptions) -> None:
     planted.enter_context(fault.plant())
 
 
-def header_line(options: NpuOptions) -> str:
+def header_line(name: str) -> str:
     """What the session header says of it."""
     from npu_twin import faults
 
-    fault = faults.find(options.fault or "")
+    fault = faults.find(name)
     where = "" if fault.where == "every model" else f"; applies to models with {fault.where}"
     return f"npu: {FAULT_PLANTED}: {fault.name}, {fault.what}; to be caught in {fault.expected}{where}"

@@ -138,11 +138,10 @@ def _lines(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-def register(state: NpuState) -> None:
-    """Register the hooks when a timeline was asked for and tests will run."""
-    path = state.options.trace
+def register(state: NpuState, path: Path) -> None:
+    """Register the hooks when tests will run."""
     config = state.config
-    if path is None or any(config.getoption(name, None) for name in QUESTIONS):
+    if any(config.getoption(name, None) for name in QUESTIONS):
         return
     if state.role is Role.CONTROLLER:
         config.pluginmanager.register(ControllerHooks(state, path), "npu-timeline")

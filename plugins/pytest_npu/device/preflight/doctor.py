@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_npu.core.constants import ADAPTER_FILE, DEFAULT_LOCK_FILE, LOCK_FILE_ENV
 from pytest_npu.device.preflight import artefacts, host, silicon
 from pytest_npu.device.preflight.estimate import MemoryEstimate, estimate
 from pytest_npu.device.preflight.machine import Machine
@@ -14,9 +15,6 @@ from pytest_npu.device.preflight.types import Finding, Report
 
 if TYPE_CHECKING:
     from llms.verify.contract.abilities.artefacts import ArtefactRequest
-
-DEFAULT_LOCK = Path("/tmp/mlir-air-npu.lock")  # the file that mlir-air's own commands lock
-LOCK_ENV = "NPU_LOCK_FILE"
 
 _MARKS = {"ok": "ok", "bad": "BAD", "warning": "warn", "info": "info", "unknown": "?"}
 _TITLES = {"silicon": "Silicon", "host": "Host", "twin": "Digital twin and reference"}
@@ -37,7 +35,7 @@ def examine(machine: Machine | None = None, *, model: str | None = None, lock: P
         silicon.power(answer, smi),
         *silicon.holders(machine, npus),
         host.memlock(machine, need),
-        host.lock_file(machine, lock or Path(os.environ.get(LOCK_ENV) or DEFAULT_LOCK)),
+        host.lock_file(machine, lock or Path(os.environ.get(LOCK_FILE_ENV) or DEFAULT_LOCK_FILE)),
     ]
     if model is not None and adapter is not None:
         compiled = artefacts.check(model, adapter)
@@ -63,7 +61,7 @@ def examine_model(folder: Path, wanted: ArtefactRequest | None = None) -> tuple[
     """Memory and artefacts of one model folder; empty for another folder, or a broken one."""
     from llms.verify.contract.models import ROOT
 
-    if folder.resolve().parent != ROOT or not (folder / "verify_adapter.py").is_file():
+    if folder.resolve().parent != ROOT or not (folder / ADAPTER_FILE).is_file():
         return ()
     try:
         adapter, need = _model(folder.name)
@@ -104,14 +102,11 @@ def render(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    if not report.blocking:
-        npu = "NPU (--npu): ready"
-    else:
-        npu = f"NPU (--npu): not usable: {', '.join(f.name for f in report.blocking)}"
-    twin = "ready"
-    if report.twin_blocking:
-        twin = f"not usable: {', '.join(f.name for f in report.twin_blocking)}"
-    return f"{npu}\ndigital twin (default): {twin}"
+    sides = {"NPU (--npu)": report.blocking, "digital twin (default)": report.twin_blocking}
+    return "\n".join(
+        f"{name}: not usable: {', '.join(f.name for f in blocking)}" if blocking else f"{name}: ready"
+        for name, blocking in sides.items()
+    )
 
 
 def _lines(finding: Finding) -> list[str]:

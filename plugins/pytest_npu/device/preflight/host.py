@@ -10,39 +10,27 @@ from pathlib import Path
 
 from pytest_npu.device.preflight.estimate import MemoryEstimate
 from pytest_npu.device.preflight.machine import Machine
-from pytest_npu.device.preflight.types import Finding
+from pytest_npu.device.preflight.types import Finding, judged
 
 GIB = 2**30
 
 
 def memory(machine: Machine, need: MemoryEstimate | None) -> list[Finding]:
     """RAM against the model's estimate, and the CPUs."""
-    findings = [
-        Finding(
-            "CPUs", "info", str(os.cpu_count() or "unknown"), "reference and twin run on them", scope="host"
-        )
-    ]
+    cores = str(os.cpu_count() or "unknown")
+    cpus = Finding("CPUs", "info", cores, "reference and twin run on them", scope="host")
     sizes = machine.memory()
     why = "weights exist in a prefill and a decode layout; the reference runs before or after the device"
     if sizes is None:
-        return [*findings, Finding("RAM", "unknown", "/proc/meminfo is not readable", why, scope="host")]
+        return [cpus, Finding("RAM", "unknown", "/proc/meminfo is not readable", why, scope="host")]
     total, available = sizes
     text = f"{available / GIB:.1f} GiB available of {total / GIB:.1f} GiB"
     if need is None:
-        return [*findings, Finding("RAM", "info", text, why, scope="host")]
-    enough = available >= need.peak
-    return [
-        *findings,
-        Finding(
-            "RAM",
-            "ok" if enough else "bad",
-            f"{text}; {need.model} needs about {need.peak / GIB:.1f} GiB",
-            why,
-            "" if enough else "end other programs, or use a machine with more memory",
-            scope="host",
-            data={"available": available, "needed": need.peak},
-        ),
-    ]
+        return [cpus, Finding("RAM", "info", text, why, scope="host")]
+    text += f"; {need.model} needs about {need.peak / GIB:.1f} GiB"
+    remedy = "end other programs, or use a machine with more memory"
+    data = {"available": available, "needed": need.peak}
+    return [cpus, judged("RAM", available >= need.peak, text, why, remedy, scope="host", data=data)]
 
 
 def memlock(machine: Machine, need: MemoryEstimate | None) -> Finding:
@@ -92,14 +80,7 @@ def software() -> list[Finding]:
             version = importlib.metadata.version(package) if present else "missing"
         except importlib.metadata.PackageNotFoundError:
             version = "present, version unknown"
-        findings.append(
-            Finding(
-                package,
-                "ok" if present else "bad",
-                version,
-                why,
-                "" if present else f"pip install {package}, or pip install -e . in the project",
-                scope="host" if package == "numpy" else "twin",
-            )
-        )
+        remedy = f"pip install {package}, or pip install -e . in the project"
+        scope = "host" if package == "numpy" else "twin"
+        findings.append(judged(package, present, version, why, remedy, scope=scope))
     return findings

@@ -181,18 +181,21 @@ class Machine:
         places = ("usr/lib/python3*/dist-packages", "usr/lib/python3*/site-packages", "opt/xilinx/xrt/python")
         return sorted(file for place in places for file in self.root.glob(f"{place}/pyxrt*.so"))
 
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_LIMIT_S,
+            env=self.env,
+            check=False,
+        )
+
     def pyxrt(self) -> dict[str, Any]:
         """What importing pyxrt and asking its first device gives; `error` when something failed."""
         try:
-            done = subprocess.run(
-                [self.python, "-c", _PROBE],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=PROBE_LIMIT_S,
-                env=self.env,
-                check=False,
-            )
+            done = self._run(self.python, "-c", _PROBE)
         except (OSError, subprocess.TimeoutExpired) as error:
             return {"error": f"asking pyxrt did not end: {error}"}
         problem = f"the process that asked pyxrt ended with code {done.returncode}"
@@ -216,15 +219,7 @@ class Machine:
         }
         for report in ([], ["--report", "platform"]):
             try:
-                done = subprocess.run(
-                    [path, "examine", *report],
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=PROBE_LIMIT_S,
-                    env=self.env,
-                    check=False,
-                )
+                done = self._run(path, "examine", *report)
             except (OSError, subprocess.TimeoutExpired):
                 continue
             for line in done.stdout.splitlines():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_npu.device.preflight.machine import Machine, Npu
-from pytest_npu.device.preflight.types import Finding, Status
+from pytest_npu.device.preflight.types import Finding, Status, judged
 
 TARGET = "NPU2"
 #: The host runtime is held against this release (`make conformance`).
@@ -40,16 +40,10 @@ def device(machine: Machine, npus: list[Npu]) -> list[Finding]:
     npu = npus[0]
     text = f"{npu.name or 'unnamed'} at {npu.bdf} (PCI {npu.device}, revision {npu.revision or 'unknown'})"
     findings = [Finding("NPU", "ok", text, why, data={"count": len(npus)})]
+    differ = f"programs are built for {TARGET} (AIE2P): tile counts and instructions of another one differ"
+    machines = f"build and run on a {TARGET} machine (Strix, Strix Halo, Krackan)"
     right = npu.generation == TARGET
-    findings.append(
-        Finding(
-            "NPU generation",
-            "ok" if right else "bad",
-            npu.generation,
-            f"programs are built for {TARGET} (AIE2P): tile counts and instructions of another one differ",
-            "" if right else f"build and run on a {TARGET} machine (Strix, Strix Halo, Krackan)",
-        )
-    )
+    findings.append(judged("NPU generation", right, npu.generation, differ, machines))
     findings += _module(machine)
     if npu.name:
         findings.append(Finding("device type", "info", npu.name, "times of different NPUs do not compare"))
@@ -60,17 +54,10 @@ def device(machine: Machine, npus: list[Npu]) -> list[Finding]:
 
 def _module(machine: Machine) -> list[Finding]:
     version = machine.module_version()
-    loaded = version is not None
-    return [
-        Finding(
-            "driver",
-            "ok" if loaded else "bad",
-            f"amdxdna {version}" if loaded else "amdxdna is not loaded",
-            "the kernel driver gives access to the NPU",
-            "" if loaded else f"modprobe amdxdna (kernel {machine.kernel()}; in mainline since 6.14)",
-            data={"version": version},
-        )
-    ]
+    why = "the kernel driver gives access to the NPU"
+    remedy = f"modprobe amdxdna (kernel {machine.kernel()}; in mainline since 6.14)"
+    text = "amdxdna is not loaded" if version is None else f"amdxdna {version}"
+    return [judged("driver", version is not None, text, why, remedy, data={"version": version})]
 
 
 def _firmware(npu: Npu) -> Finding:
@@ -88,13 +75,8 @@ def _access(npu: Npu) -> Finding:
         remedy = "reload the driver (modprobe -r amdxdna; modprobe amdxdna) and look at dmesg for its reason"
         return Finding("access", "bad", "no device node /dev/accel/accel* for the NPU", why, remedy)
     usable = os.access(npu.node, os.R_OK | os.W_OK)
-    return Finding(
-        "access",
-        "ok" if usable else "bad",
-        f"{npu.node} {'readable and writable' if usable else 'not accessible'}",
-        why,
-        "" if usable else _let_in(npu.node),
-    )
+    text = f"{npu.node} {'readable and writable' if usable else 'not accessible'}"
+    return judged("access", usable, text, why, _let_in(npu.node))
 
 
 def _let_in(node: Path) -> str:

@@ -30,21 +30,31 @@ class Finding:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
+def judged(name: str, good: bool, value: str, why: str, remedy: str, **more: Any) -> Finding:
+    """A finding that is as it must be, or bad, with what helps then."""
+    return (
+        Finding(name, "ok", value, why, **more) if good else Finding(name, "bad", value, why, remedy, **more)
+    )
+
+
 @dataclass(frozen=True)
 class Report:
     """All findings of a machine."""
 
     findings: tuple[Finding, ...]
 
+    def _bad(self, *scopes: Scope) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.status == "bad" and f.scope in scopes)
+
     @property
     def blocking(self) -> tuple[Finding, ...]:
         """Findings that stop work on silicon."""
-        return tuple(f for f in self.findings if f.status == "bad" and f.scope in ("silicon", "host"))
+        return self._bad("silicon", "host")
 
     @property
     def twin_blocking(self) -> tuple[Finding, ...]:
         """Findings that stop work on the twin."""
-        return tuple(f for f in self.findings if f.status == "bad" and f.scope in ("twin", "host"))
+        return self._bad("twin", "host")
 
     def named(self, name: str) -> Finding:
         """The finding of that name. Raises KeyError."""

@@ -26,7 +26,7 @@ from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
 from llms.verify.contract.records import NpuRunner
 from llms.verify.contract.topk import N_TOKENS
-from llms.verify.ladder.calibration import Calibration, calibrated_lengths
+from llms.verify.ladder.calibration import Calibration, calibrated_lengths, measuring_rungs
 from llms.verify.ladder.device import (
     LimitsCapture,
     LongerPrefill,
@@ -36,12 +36,10 @@ from llms.verify.ladder.device import (
     limits,
     longer_prefills,
     repeat_first,
-    self_consistency,
 )
 from llms.verify.ladder.edges import capture_edges, edges, full_lengths
 from llms.verify.ladder.forced import ForcedCapture, capture_forced
-from llms.verify.ladder.layers import layer_check
-from llms.verify.ladder.rungs import Pair, cache_check, plain_reference, teacher_forced
+from llms.verify.ladder.rungs import Pair
 from llms.verify.ladder.thresholds import Thresholds
 from llms.verify.ladder.types import LadderOutcome, RungResult, joined
 from llms.verify.reference.arithmetic import DescribedRunner, DeviceArithmetic
@@ -215,15 +213,10 @@ class Ladder:
         matched: MatchedReference,
         thresholds: Thresholds | None,
     ) -> LadderOutcome:
-        arithmetics = [_arithmetic(runner, len(prompt)) for prompt in self.prompts]
-        tokenizer = self.deployment.tokenizer
         rungs = (
-            teacher_forced(pairs, thresholds),
-            cache_check(pairs, thresholds),
-            layer_check(pairs, arithmetics, matched, thresholds),
-            edges(side.edges, lambda n: _arithmetic(runner, n), matched, tokenizer, thresholds),
-            plain_reference(pairs, thresholds),
-            self_consistency(pairs, side.longer, thresholds),
+            *measuring_rungs(
+                pairs, side.edges, side.longer, lambda n: _arithmetic(runner, n), matched, thresholds
+            ),
             determinism(pairs[0], side.repeat),
             limits(side.at_limits, thresholds),
         )

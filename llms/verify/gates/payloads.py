@@ -57,8 +57,13 @@ def topk_gate_payload(result: GateResult, texts: Sequence[str], tokenizer: Any) 
 def _prompt_payload(index: int, text: str, verdict: PromptVerdict, tokenizer: Any) -> dict[str, Any]:
     step = verdict.divergence_step
     npu, hf = verdict.npu, verdict.hf
-    npu_step = npu.steps[step] if step is not None else None
-    hf_step = hf.steps[step] if step is not None else None
+    sides: dict[str, Any] = {}
+    for side, trace in (("npu", npu), ("hf", hf)):
+        parted = trace.steps[step] if step is not None else None
+        token = parted.token if parted else None
+        sides[f"{side}_token"], sides[f"{side}_token_text"] = token, token_text(tokenizer, token)
+        sides[f"{side}_topk"] = list(parted.topk) if parted else []
+        sides[f"{side}_text"] = decode_text(tokenizer, trace.tokens)
     agreed = step if step is not None else min(len(npu.steps), len(hf.steps))
     return {
         "index": index,
@@ -66,16 +71,9 @@ def _prompt_payload(index: int, text: str, verdict: PromptVerdict, tokenizer: An
         "prompt_tokens": len(npu.prompt_ids),
         "n_steps": min(len(npu.steps), len(hf.steps)),
         "divergence_step": step,
-        "npu_token": npu_step.token if npu_step else None,
-        "hf_token": hf_step.token if hf_step else None,
-        "npu_token_text": token_text(tokenizer, npu_step.token) if npu_step else None,
-        "hf_token_text": token_text(tokenizer, hf_step.token) if hf_step else None,
-        "npu_topk": list(npu_step.topk) if npu_step else [],
-        "hf_topk": list(hf_step.topk) if hf_step else [],
+        **sides,
         "npu_rank_in_hf": verdict.npu_rank_in_hf,
         "hf_rank_in_npu": verdict.hf_rank_in_npu,
-        "npu_text": decode_text(tokenizer, npu.tokens),
-        "hf_text": decode_text(tokenizer, hf.tokens),
         "agreed_prefix": decode_text(tokenizer, hf.tokens[:agreed]),
         "status": verdict.status,
         "reason": verdict.reason,

@@ -23,6 +23,7 @@ from llms.verify.ladder.layers import layer_check
 from llms.verify.ladder.rungs import Pair, cache_check, plain_reference, teacher_forced
 from llms.verify.ladder.stats import kl
 from llms.verify.ladder.thresholds import POOLED, Limit, Thresholds, alike, floor_of
+from llms.verify.ladder.types import RungResult
 from llms.verify.reference.arithmetic import DeviceArithmetic
 from llms.verify.reference.cache import source_hash
 from llms.verify.reference.matched import MatchedReference
@@ -125,15 +126,7 @@ class Calibration:
 
     def _measure(self, pairs: Sequence[Pair], matched: MatchedReference) -> dict[str, float]:
         mine = [replace(pair, npu=npu) for pair, npu in zip(pairs, self._captures, strict=True)]
-        arithmetics = [self._arithmetic(len(prompt)) for prompt in self._prompts]
-        rungs = (
-            teacher_forced(mine, None),
-            cache_check(mine, None),
-            layer_check(mine, arithmetics, matched, None),
-            edges(self._edges, self._arithmetic, matched, self._deployment.tokenizer, None),
-            plain_reference(mine, None),
-            self_consistency(mine, self._longer, None),
-        )
+        rungs = measuring_rungs(mine, self._edges, self._longer, self._arithmetic, matched, None)
         return {one.statistic: one.value for rung in rungs for one in rung.measured}
 
     def _key(self) -> dict[str, Any]:
@@ -162,6 +155,26 @@ class Calibration:
         if cache is not None:
             names = np.frombuffer("\n".join(values).encode(), np.uint8)
             cache.store(self._key(), {"names": names, "values": np.array(list(values.values()), np.float64)})
+
+
+def measuring_rungs(
+    pairs: Sequence[Pair],
+    made_up: Sequence[ForcedCapture],
+    longer: Sequence[LongerPrefill],
+    arithmetic: Callable[[int], DeviceArithmetic | None],
+    matched: MatchedReference,
+    thresholds: Thresholds | None,
+) -> tuple[RungResult, ...]:
+    """The rungs whose limits can be calibrated, in the order of the report."""
+    arithmetics = [arithmetic(len(pair.npu.prompt_ids)) for pair in pairs]
+    return (
+        teacher_forced(pairs, thresholds),
+        cache_check(pairs, thresholds),
+        layer_check(pairs, arithmetics, matched, thresholds),
+        edges(made_up, arithmetic, matched, pairs[0].tokenizer, thresholds),
+        plain_reference(pairs, thresholds),
+        self_consistency(pairs, longer, thresholds),
+    )
 
 
 def calibrated_lengths(
@@ -198,21 +211,12 @@ def _source(deployment: Deployment) -> str:
 def calibrated(values: Mapping[str, float], source: str) -> Thresholds:
     """Limits from what a second correct implementation measured: the value times the margin, or the floor."""
     pooled = {name: values.get(other, 0.0) for name, other in POOLED.items()}
-    return Thresholds(
-        {
-            name: Limit(name, max(_margin(name) * value, _floor(name)), value, None, source)
-            for name, value in {**pooled, **values}.items()
-        }
-    )
-
-
-def _margin(statistic: str) -> float:
-    return MARGINS.get(alike(statistic), MARGIN)
-
-
-def _floor(statistic: str) -> float:
-    statistic = alike(statistic)
-    return FLOORS.get(statistic, floor_of(statistic))
+    limits = {}
+    for name, value in {**pooled, **values}.items():
+        like = alike(name)
+        limit = max(MARGINS.get(like, MARGIN) * value, FLOORS.get(like, floor_of(like)))
+        limits[name] = Limit(name, limit, value, None, source)
+    return Thresholds(limits)
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,7 @@ from llms.verify.contract.chat import EncodedPrompt
 from llms.verify.contract.deployment import NO_DEVICE, Deployment, Device
 from llms.verify.contract.records import NpuRunner
 from llms.verify.contract.topk import N_TOKENS
-from llms.verify.ladder.calibration import Calibration, calibrated_lengths
+from llms.verify.ladder.calibration import Calibration, calibrated_lengths, measuring_rungs
 from llms.verify.ladder.device import (
     LimitsCapture,
     LongerPrefill,
@@ -36,12 +36,10 @@ from llms.verify.ladder.device import (
     limits,
     longer_prefills,
     repeat_first,
-    self_consistency,
 )
 from llms.verify.ladder.edges import capture_edges, edges, full_lengths
 from llms.verify.ladder.forced import ForcedCapture, capture_forced
-from llms.verify.ladder.layers import layer_check
-from llms.verify.ladder.rungs import Pair, cache_check, plain_reference, teacher_forced
+from llms.verify.ladder.rungs import Pair
 from llms.verify.ladder.thresholds import Thresholds
 from llms.verify.ladder.types import LadderOutcome, RungResult, joined
 from llms.verify.reference.arithmetic import DescribedRunner, DeviceArithmetic
@@ -112,7 +110,8 @@ class Ladder:
     def climb(self) -> LadderOutcome:
         """Run and judge all rungs."""
         thresholds = self._known_limits()
-        runner, plain, side = self._capture(self._max_seq(), keep=False)
+        longest = max(len(prompt) for prompt in self.prompts) + self.n_tokens
+        runner, plain, side = self._capture(longest, keep=False)
         second = None
         if thresholds is None and isinstance(runner, DescribedRunner):
             second = Calibration(self.deployment, self.prompts, plain, side.edges, runner.device_arithmetic)
@@ -150,9 +149,15 @@ class Ladder:
         max_seq = min(up_to, getattr(self.deployment.config(), "max_position", up_to))
         with self._on_device(max_seq, ()) as runner:
             captured = at_limits(runner, text)
-            full = full_lengths(runner, _vocabulary(self.deployment), captured.limits)
-        if thresholds is None:
-            thresholds = _calibrated_limits(self.deployment, runner, captured, full, text)
+            # An adapter's configuration need not state the rows of its embedding.
+            stated = getattr(self.deployment.config(), "vocab_size", None)
+            vocab_size = int(stated) if stated is not None else len(self.deployment.tokenizer)
+            full = full_lengths(runner, vocab_size, captured.limits)
+        if thresholds is None and isinstance(runner, DescribedRunner):
+            lengths = [boundary.length for boundary in captured.boundaries]
+            thresholds = calibrated_lengths(self.deployment, runner.device_arithmetic, lengths, text, full)
+        elif thresholds is None:
+            thresholds = Thresholds.for_checkpoint(self.deployment.name, self.deployment.checkpoint)
         with self._matched() as matched:
             tokenizer = self.deployment.tokenizer
             inside = edges(full, lambda n: _arithmetic(runner, n), matched, tokenizer, thresholds)
@@ -162,9 +167,6 @@ class Ladder:
         if self.thresholds is not None:
             return self.thresholds
         return Thresholds.recorded(self.deployment.reference_checkpoint)
-
-    def _max_seq(self) -> int:
-        return max(len(prompt) for prompt in self.prompts) + self.n_tokens
 
     @contextmanager
     def _matched(self) -> Iterator[MatchedReference]:
@@ -215,15 +217,10 @@ class Ladder:
         matched: MatchedReference,
         thresholds: Thresholds | None,
     ) -> LadderOutcome:
-        arithmetics = [_arithmetic(runner, len(prompt)) for prompt in self.prompts]
-        tokenizer = self.deployment.tokenizer
         rungs = (
-            teacher_forced(pairs, thresholds),
-            cache_check(pairs, thresholds),
-            layer_check(pairs, arithmetics, matched, thresholds),
-            edges(side.edges, lambda n: _arithmetic(runner, n), matched, tokenizer, thresholds),
-            plain_reference(pairs, thresholds),
-            self_consistency(pairs, side.longer, thresholds),
+            *measuring_rungs(
+                pairs, side.edges, side.longer, lambda n: _arithmetic(runner, n), matched, thresholds
+            ),
             determinism(pairs[0], side.repeat),
             limits(side.at_limits, thresholds),
         )
@@ -250,25 +247,6 @@ def capture_device(
     text = [token for capture in captures for token in (*capture.prompt_ids, *capture.fed)]
     lengths = at_limits(runner, text, up_to=up_to)
     return DeviceSide(captures, made_up, repeat_first(runner, captures[0]), longer, lengths)
-
-
-def _calibrated_limits(
-    deployment: Deployment,
-    runner: NpuRunner,
-    captured: LimitsCapture,
-    full: Sequence[ForcedCapture],
-    text: Sequence[int],
-) -> Thresholds:
-    if not isinstance(runner, DescribedRunner):
-        return Thresholds.for_checkpoint(deployment.name, deployment.checkpoint)
-    lengths = [boundary.length for boundary in captured.boundaries]
-    return calibrated_lengths(deployment, runner.device_arithmetic, lengths, text, full)
-
-
-def _vocabulary(deployment: Deployment) -> int:
-    """Rows of the embedding; an adapter's configuration need not state them."""
-    stated = getattr(deployment.config(), "vocab_size", None)
-    return int(stated) if stated is not None else len(deployment.tokenizer)
 
 
 def _arithmetic(runner: NpuRunner, prompt_len: int) -> DeviceArithmetic | None:

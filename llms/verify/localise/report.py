@@ -63,19 +63,13 @@ class BisectReport:
         """See the module."""
         shown = [*self.bad[:200], *self._worst_good()]
         return {
-            "model": self.model,
-            "device": self.device,
-            "checkpoint": self.checkpoint,
-            "prompt": self.prompt,
-            "n_prompt": self.n_prompt,
-            "steps": self.steps,
+            **vars(self),
             "comparisons": len(self.rows),
             "bad": len(self.bad),
             "offender": self.offender.as_dict() if self.offender else None,
             "also": [row.as_dict() for row in self._other_kernels()],
             "rows": [row.as_dict() for row in shown],
-            "confirmed": self.confirmed.as_dict() if self.confirmed else None,
-            "layers": self.layers,
+            "confirmed": vars(self.confirmed) if self.confirmed else None,
             "verdict": self.verdict,
         }
 

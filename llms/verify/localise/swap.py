@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,10 +34,6 @@ class Confirmation:
     after: float
     healed: bool
     note: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able fields."""
-        return dict(vars(self))
 
 
 def reference(call: KernelCall) -> Array:

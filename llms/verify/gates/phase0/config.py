@@ -64,7 +64,7 @@ def config_read_back(deployment: Deployment) -> tuple[list[str], list[str], dict
 
 def stated_fields(folder: Path) -> dict[str, Any]:
     """Field name of a deployment -> value of config.json; what it leaves out is transformers' own default."""
-    raw = _json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     hf = hf_config(folder)
     fields: dict[str, Any] = {}
     for mine, theirs in _SAME.items():
@@ -83,7 +83,7 @@ def stated_fields(folder: Path) -> dict[str, Any]:
     fields["o_bias"] = "model.layers.0.self_attn.o_proj.bias" in tensors
     fields["qk_norm"] = "model.layers.0.self_attn.k_norm.weight" in tensors
     ends: list[int] = []
-    generation = _json(folder / "generation_config.json")
+    generation = read_json(folder / "generation_config.json")
     for value in (raw.get("eos_token_id"), generation.get("eos_token_id")):
         ends += value if isinstance(value, list) else [] if value is None else [value]
     fields["eos_token_ids"] = sorted(set(ends)) if ends else None
@@ -149,7 +149,7 @@ def _built_from(deployment: Deployment, folder: Path, form: str) -> Any:
     build = deployment.adapter.build_config
     if not takes_model_name(build):
         return None
-    raw = _json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     with tempfile.TemporaryDirectory(prefix="config-form-") as name:
         copy = Path(name)
         for path in folder.resolve().iterdir():
@@ -160,7 +160,8 @@ def _built_from(deployment: Deployment, folder: Path, form: str) -> Any:
         return build(str(copy))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Content of a file of a checkpoint, empty when it has none."""
     if not path.is_file():
         return {}
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

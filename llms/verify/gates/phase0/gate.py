@@ -26,7 +26,7 @@ from llms.verify.contract.deployment import GENERATED, Deployment
 from llms.verify.contract.outcome import Outcome
 from llms.verify.contract.prompts import load_prompts
 from llms.verify.contract.topk import N_TOKENS
-from llms.verify.gates.phase0.config import config_read_back
+from llms.verify.gates.phase0.config import config_read_back, read_json
 from llms.verify.gates.phase0.weights import weight_ledger
 from llms.verify.reference.hf import HFReference
 from llms.verify.reference.hf_facts import expected_tensors, rotary_tables
@@ -90,14 +90,10 @@ def rope(deployment: Deployment, reference: HFReference, n_tokens: int = N_TOKEN
     if table is None:
         return outcome("rope", (), {"kind": kind}, ["not offered: the runner has no rope_table"])
     problems = rope_problems(np.asarray(table), cosine, sine, angle)
-    half = cosine.shape[1]
-    n = min(len(table), len(cosine))
-    worst = 0.0
-    if table.shape[1] == 2 * half:
-        worst = max(
-            float((np.abs(mine[:n] - theirs[:n]) / _limit(theirs[:n], angle[:n])).max())
-            for mine, theirs in ((table[:, :half], cosine), (table[:, half:], sine))
-        )
+    n, worst = min(len(table), len(cosine)), 0.0
+    if table.shape[1] == 2 * cosine.shape[1]:
+        wanted, limit = np.concatenate((cosine, sine), 1)[:n], np.concatenate((angle, angle), 1)[:n]
+        worst = float((np.abs(table[:n] - wanted) / _limit(wanted, limit)).max())
     return outcome("rope", problems, {"kind": kind, "positions": n, "worst_of_limit": worst})
 
 
@@ -193,8 +189,6 @@ def vocabulary_problems(tokenizer: Any, vocab_size: int, folder: Path) -> tuple[
     Returns problems and notes: published checkpoints exist whose embedding has far more rows than tokens, or
     whose files name different end tokens.
     """
-    import json
-
     problems, notes = [], []
     size = len(tokenizer)
     if size > vocab_size:
@@ -203,9 +197,7 @@ def vocabulary_problems(tokenizer: Any, vocab_size: int, folder: Path) -> tuple[
         notes.append(
             f"the tokenizer has {size} tokens, the embedding {vocab_size} rows, more than padding explains"
         )
-    stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    generation = folder / "generation_config.json"
-    more = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
+    stated, more = (read_json(folder / name) for name in ("config.json", "generation_config.json"))
     for name in ("bos_token_id", "eos_token_id"):
         ids: set[int] = set()
         for value in (stated.get(name), more.get(name)):

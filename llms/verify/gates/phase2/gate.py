@@ -34,6 +34,7 @@ WHOLE_LIMIT = 0.99
 # Clean twin, four families, two prompts, both paths: 0.982 to 1.0003 (float-only cores round downwards).
 SIZE_LIMIT = 0.05
 STEPS = 2
+_RECORDED = ("cos_min", "cos_median", "max_abs", "mean_abs", "max_rel", "mean_rel")
 
 
 def position_limit(head_dim: int) -> float:
@@ -93,13 +94,12 @@ def judge(
             found, row = _judge_output(index, path, mine, theirs, limit)
             rows.append({"text": prompts[index].text, **row})
             problems += found
-    outputs = [_layer0(one) for one in captures]
-    equal = len(captures) == 3 and _same(outputs[0], outputs[2])
+    equal = len(captures) == 3 and _same(captures[0], captures[2])
     if not equal:
         problems.append(
             "the same prompt gave another output the second time: something of a run stays behind"
         )
-    if _same(outputs[0], outputs[1]):
+    if _same(captures[0], captures[1]):
         problems.append("two prompts gave the same output: the device works on the first one's data")
     payload = {
         "head_dim": head_dim,
@@ -113,31 +113,27 @@ def judge(
     return Outcome.of("block", "block gate, layer 0", problems, payload)
 
 
-def _layer0(captured: DiagnosisCapture) -> list[Array]:
+def _layer0(captured: DiagnosisCapture) -> tuple[Array | None, list[Array]]:
+    """Output of layer 0, of the prefill and of every decode step; None and left out where it is not given."""
     layers = captured.prefill.layer_intermediates
-    found = [layers[0]["ffn_out"]] if layers and "ffn_out" in layers[0] else []
-    return found + [
-        step.layer_intermediates[0]["ffn_out"] for step in captured.decode if step.layer_intermediates
-    ]
+    steps = [step.layer_intermediates[0]["ffn_out"] for step in captured.decode if step.layer_intermediates]
+    return layers[0].get("ffn_out") if layers else None, steps
 
 
-def _same(left: Sequence[Array], right: Sequence[Array]) -> bool:
-    return len(left) == len(right) and all(
-        a.shape == b.shape and np.array_equal(a, b) for a, b in zip(left, right, strict=True)
-    )
+def _same(left: DiagnosisCapture, right: DiagnosisCapture) -> bool:
+    pairs = []
+    for captured in (left, right):
+        prefill, steps = _layer0(captured)
+        pairs.append([*([] if prefill is None else [prefill]), *steps])
+    return len(pairs[0]) == len(pairs[1]) and all(map(np.array_equal, *pairs))
 
 
 def _outputs(captured: DiagnosisCapture, run: ReferenceRun) -> list[tuple[Path, Array | None, Array]]:
-    layers = captured.prefill.layer_intermediates
-    found: list[tuple[Path, Array | None, Array]] = [
-        ("prefill", layers[0].get("ffn_out") if layers else None, run.prefill_layers[0])
-    ]
+    prefill, steps = _layer0(captured)
+    outputs: list[tuple[Path, Array | None, Array]] = [("prefill", prefill, run.prefill_layers[0])]
     if captured.decode_offered:
-        steps = [
-            step.layer_intermediates[0]["ffn_out"] for step in captured.decode if step.layer_intermediates
-        ]
-        found.append(("decode", np.stack(steps) if steps else None, run.decode_layers[:, 0]))
-    return found
+        outputs.append(("decode", np.stack(steps) if steps else None, run.decode_layers[:, 0]))
+    return outputs
 
 
 def _judge_output(
@@ -162,16 +158,6 @@ def _judge_output(
         problems.append(f"{where}: cosine {table.cos_min:.4f} at position {worst}, limit {limit}")
     if not abs(size - 1) <= SIZE_LIMIT:
         problems.append(f"{where}: the output is {size:.3f} times as large, limit {SIZE_LIMIT:.0%}")
-    row |= {
-        "positions": len(a),
-        "cos_whole": whole,
-        "cos_min": table.cos_min,
-        "cos_median": table.cos_median,
-        "size": size,
-        "max_abs": table.max_abs,
-        "mean_abs": table.mean_abs,
-        "max_rel": table.max_rel,
-        "mean_rel": table.mean_rel,
-        "ok": not problems,
-    }
+    row |= {"positions": len(a), "cos_whole": whole, "size": size, "ok": not problems}
+    row |= {name: getattr(table, name) for name in _RECORDED}
     return problems, row

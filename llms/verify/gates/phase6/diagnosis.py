@@ -144,7 +144,6 @@ def diagnose(capture: DiagnosisCapture, reference: ReferenceRun) -> Diagnosis:
     Raises:
         ValueError: the capture was fed other tokens than the reference.
     """
-    steps = len(reference.fed)
     if capture.decode_offered and capture.fed != reference.fed:
         raise ValueError("capture and reference were fed different tokens: force the tokens of the reference")
     table = _Table()
@@ -156,7 +155,7 @@ def diagnose(capture: DiagnosisCapture, reference: ReferenceRun) -> Diagnosis:
         if index == n_layers - 1 and len(given) == n_layers and capture.prefill.layer_intermediates[-1] == {}:
             # What the contract leaves out; the row of the final norm sees this layer.
             reason = f"{NOT_OFFERED}: the record has the last layer behind the final norm only"
-            table.missing.append(MissingRow(index, "prefill", "ffn_out", reason))
+            table.lack(index, "prefill", "ffn_out", reason)
             continue
         table.add(index, "prefill", "ffn_out", values, reference.prefill_layers[index])
     if len(given) > n_layers:
@@ -171,10 +170,9 @@ def diagnose(capture: DiagnosisCapture, reference: ReferenceRun) -> Diagnosis:
     for index in range(n_layers + 1):
         probe: Probe = "ffn_out" if index < n_layers else "final_norm"
         if not capture.decode_offered:
-            reason = f"{NOT_OFFERED}: the runner has no decode_step_probed"
-            table.missing.append(MissingRow(index, "decode", probe, reason))
-        elif steps == 0:
-            table.missing.append(MissingRow(index, "decode", probe, "no decode steps were run"))
+            table.lack(index, "decode", probe, f"{NOT_OFFERED}: the runner has no decode_step_probed")
+        elif not reference.fed:
+            table.lack(index, "decode", probe, "no decode steps were run")
         elif probe == "ffn_out":
             stacked = _stack([_layer(one.layer_intermediates, index) for one in capture.decode])
             table.add(index, "decode", probe, stacked, reference.decode_layers[:, index])
@@ -190,14 +188,17 @@ class _Table:
         self.missing: list[MissingRow] = []
         self.problems: list[str] = []
 
+    def lack(self, layer: int, path: Path, probe: Probe, reason: str) -> None:
+        self.missing.append(MissingRow(layer, path, probe, reason))
+
     def add(self, layer: int, path: Path, probe: Probe, npu: Array | None, reference: Array) -> None:
         if npu is None or npu.size == 0:
-            self.missing.append(MissingRow(layer, path, probe, "not recorded by the npu side"))
+            self.lack(layer, path, probe, "not recorded by the npu side")
             return
         try:
             row = layer_row(layer, path, probe, npu, reference)
         except ValueError as error:
-            self.missing.append(MissingRow(layer, path, probe, str(error)))
+            self.lack(layer, path, probe, str(error))
             self.problems.append(f"{path} layer {layer} {probe}: {error}")
             return
         self.rows.append(row)

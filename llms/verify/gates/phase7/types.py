@@ -83,10 +83,6 @@ class Finding:
     status: str
     evidence: str
 
-    def as_dict(self) -> dict[str, str]:
-        """JSON-able fields."""
-        return dict(vars(self))
-
 
 @dataclass
 class Audit:
@@ -130,16 +126,8 @@ class Audit:
     def payload(self) -> dict[str, Any]:
         """JSON-able: what `audit.json` and the record of kind `audit` hold."""
         return {
-            "model": self.model,
+            **vars(self),
             "verdict": self.verdict,
-            "device": self.device,
-            "checkpoint": self.checkpoint,
-            "environment": self.environment,
-            "date": self.date,
             "seconds": round(self.seconds, 1),
-            "command": self.command,
-            "findings": [finding.as_dict() for finding in self.findings],
-            "figures": self.figures,
-            "gate": self.gate,
-            "ladder": self.ladder,
+            "findings": [vars(finding) for finding in self.findings],
         }

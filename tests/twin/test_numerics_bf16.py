@@ -15,8 +15,8 @@ from ml_dtypes import bfloat16
 
 from npu_twin import bf16
 from npu_twin.datapath import Arithmetic
-from npu_twin.datapath._steps import round_into, upper
-from npu_twin.datapath.blockfloat import quantise_, quantised_rows
+from npu_twin.datapath._steps import as_bf16, round_into, upper
+from npu_twin.datapath.blockfloat import quantise_, quantised_columns
 
 # A first call imports or allocates; time limits per example would only measure the load of the machine.
 unhurried = settings(deadline=None)
@@ -169,7 +169,7 @@ def test_not_a_number_stays_and_infinity_spoils_its_block():
 @unhurried
 @given(hnp.arrays(np.uint16, (16, 5), elements=st.integers(0, 0x7E7F)))
 def test_quantised_weight_is_exactly_bf16(bits):
-    weight = quantised_rows(bits, Arithmetic())
+    weight = as_bf16(quantised_columns(bits, Arithmetic()))
     expected = torch.from_numpy(bf16.widen(bits))
     quantise_(expected, Arithmetic())
     assert torch.equal(weight.float(), expected)

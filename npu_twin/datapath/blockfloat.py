@@ -26,7 +26,9 @@ from npu_twin.datapath.arithmetic import Arithmetic
 BLOCK = 8
 """Elements that share an exponent."""
 
-_EXPONENT = 0x7F800000
+EXPONENT = 0x7F800000
+"""Exponent field of f32."""
+
 _LARGEST_BIASED = 254  # of a finite f32
 _CHUNK = 1 << 22
 _ALONE = 1 << 16
@@ -39,6 +41,18 @@ def check_blocked(length: int, what: str) -> None:
             f"{what} is {length}, but the matrix unit shares exponents among {BLOCK} elements along it; "
             f"pad it to a multiple of {BLOCK}"
         )
+
+
+def block_constants(choice: Arithmetic) -> tuple[int, int, int] | None:
+    """What a compiled pass needs to quantise a block: what is added to its largest magnitude, and to the
+    exponent for the rounding constant, and the largest exponent for which that works.
+
+    None: nothing is quantised, or blocks saturate, which :func:`quantise_` does.
+    """
+    bits = choice.block_bits
+    if bits is None or choice.block_overflow != "raise":
+        return None
+    return 1 << (24 - bits), (25 - bits) << 23, (_LARGEST_BIASED - (25 - bits)) << 23
 
 
 def quantise_(x: Any, choice: Arithmetic, positive: bool = False) -> None:
@@ -58,7 +72,7 @@ def quantise_(x: Any, choice: Arithmetic, positive: bool = False) -> None:
         top.add_(1 << (24 - bits))
     if not positive:
         torch.maximum(top, torch.amin(blocks, 1).neg_().view(torch.int32), out=top)
-    top.bitwise_and_(_EXPONENT)
+    top.bitwise_and_(EXPONENT)
     if top.numel() and int(top.max()) > (_LARGEST_BIASED - (25 - bits)) << 23:
         _quantise_wide_(blocks, top, bits, choice.block_overflow)
         return
@@ -79,7 +93,7 @@ def _quantise_wide_(blocks: Any, exponent: Any, bits: int, overflow: str) -> Non
     if overflow == "saturate":
         rounded.clamp_(max=2 ** (bits - 1) - 1)
     rounded.mul_(step)
-    rounded[(exponent == _EXPONENT).unsqueeze(1).expand_as(rounded)] = float("nan")
+    rounded[(exponent == EXPONENT).unsqueeze(1).expand_as(rounded)] = float("nan")
     blocks.copy_(rounded)
 
 
@@ -105,10 +119,10 @@ def quantised_columns(bits: U16, choice: Arithmetic) -> U16:
 def quantised_rows(bits: U16, choice: Arithmetic, out: F32) -> None:
     """Bits [M, K] quantised along K, into the packed form [groups(M), K, GROUP] of the left factor."""
     M, K = bits.shape
-    if choice.block_bits is not None and choice.block_overflow == "raise":
+    constants = block_constants(choice)
+    if constants is not None:
         slots = [out.shape[0], M, K, bits.strides[0] // 2, bits.ctypes.data, out.ctypes.data]
-        slots += [1 << (24 - choice.block_bits), (25 - choice.block_bits) << 23]
-        slots += [(_LARGEST_BIASED - (25 - choice.block_bits)) << 23, 0]
+        slots += [*constants, 0]
         call = Call(_library().address["quantise_rows"], slots, (bits, out), alone=M * K < _ALONE)
         call()
         if not call.slots[-1]:
@@ -163,7 +177,7 @@ def _emit_quantise_rows(module: Any) -> str:
             top = b.add(largest(bits), raised)
             sign = t.constant(whole, -(1 << 31))
             top = larger(top, largest([b.xor(x, sign) for x in bits]))
-            top = b.and_(top, t.constant(whole, _EXPONENT))
+            top = b.and_(top, t.constant(whole, EXPONENT))
             over = b.icmp_signed(">", top, limit)
             with b.if_then(
                 b.icmp_unsigned("!=", b.bitcast(over, ir.IntType(BLOCK)), ir.Constant(ir.IntType(BLOCK), 0)),

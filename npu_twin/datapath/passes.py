@@ -23,7 +23,8 @@ LANES = 16
 _WIDTH = 4096  # elements of a row of operands that have none
 _PIECE = 1 << 14
 _ALONE = 1 << 15  # elements below which waking a thread costs more than it brings
-_MODE = ("down", "odd", "bias")
+MODE = ("down", "odd", "bias")
+"""Names of a task's arguments for :class:`Rounding`."""
 
 
 def mode_slots(rounding: str) -> list[int]:
@@ -42,7 +43,7 @@ class Rounding:
         from fixed_order.emit import I32
 
         self._t = task
-        self._masks = [task.b.trunc(task.argument(name), I32) for name in _MODE]
+        self._masks = [task.b.trunc(task.argument(name), I32) for name in MODE]
 
     def _whole(self, value: Any) -> Any:
         from llvmlite import ir
@@ -122,7 +123,7 @@ def _emit_pair(module: Any, name: str) -> str:
     """``add``: a + b. ``scaled``: table[a] * b. Rows of ``width``, the last one maybe shorter."""
     from fixed_order.emit import I16, Task
 
-    arguments = ("rows", "each", "n", "width", "b_next", "table", "a", "b", "out", *_MODE)
+    arguments = ("rows", "each", "n", "width", "b_next", "table", "a", "b", "out", *MODE)
     t = Task(module, name, arguments)
     b = t.b
     n, width, b_next = (t.argument(key) for key in ("n", "width", "b_next"))
@@ -150,7 +151,7 @@ def _emit_rotate(module: Any, split: bool) -> str:
     from fixed_order.emit import I16, I32, Task, i64, vector
 
     name = "rotate_halves" if split else "rotate_neighbours"
-    t = Task(module, name, ("rows", "each", "half", "x", "angles", "out", *_MODE))
+    t = Task(module, name, ("rows", "each", "half", "x", "angles", "out", *MODE))
     b = t.b
     half = t.argument("half")
     x, angles, out = (t.pointer(key) for key in ("x", "angles", "out"))
@@ -192,7 +193,7 @@ def _emit_norm(module: Any) -> str:
     from fixed_order.emit import F32 as F
     from fixed_order.emit import I16, I32, Task, i64, vector
 
-    arguments = ("rows", "each", "width", "length", "eps", "x", "w", "out", *_MODE)
+    arguments = ("rows", "each", "width", "length", "eps", "x", "w", "out", *MODE)
     t = Task(module, "rms_norm", arguments)
     b = t.b
     width = t.argument("width")

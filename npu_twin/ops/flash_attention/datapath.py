@@ -22,16 +22,17 @@ import numpy as np
 import torch
 
 from fixed_order.products import gemm
-from npu_twin.bf16 import NEAREST_EVEN, nearest_even, widen
+from npu_twin.bf16 import F32, NEAREST_EVEN, U16, nearest_even, widen
 from npu_twin.datapath._steps import Step, as_bf16
 from npu_twin.datapath.arithmetic import Arithmetic
 from npu_twin.datapath.blockfloat import check_blocked, quantise_
 from npu_twin.datapath.tables import exp2_table
 from npu_twin.listing import Launch
 from npu_twin.memory import OperandView
+from npu_twin.ops.flash_attention import passes
 
-LOWEST = -3.3895313892515355e38
-"""Most negative finite bf16: where the running maximum starts."""
+LOWEST_BITS = 0xFF7F0000
+"""Most negative finite bf16, as f32: where the running maximum starts."""
 
 RECIPROCAL_SEED = 0x7EB5
 RECIPROCAL_C1 = 1.9395974
@@ -137,14 +138,31 @@ def _is_tame(q: Any, k: Any, v: Any, depth: int) -> bool:
 
 @dataclass
 class _State:
-    """What a stage carries, for the columns from ``low`` on: bf16 maximum and denominator [heads, columns],
-    output [heads, head_dim, columns].
+    """What a stage carries, for the columns from ``low`` on: bf16 maximum, denominator and the last chunk's
+    factor for what came before it [heads, columns], output [heads, head_dim, columns].
     """
 
     low: int
     maximum: Any
     denominator: Any
+    fade: Any
     output: Any
+
+    @classmethod
+    def empty(cls, low: int, batch: int, depth: int, columns: int) -> _State:
+        """State before the first chunk; what it holds is not read."""
+        flat = (torch.zeros(batch, columns, dtype=torch.bfloat16) for _ in range(3))
+        return cls(low, *flat, torch.zeros(batch, depth, columns, dtype=torch.bfloat16))
+
+    def arrays(self) -> tuple[U16, ...]:
+        """Bits of maximum, denominator, fade and output."""
+        return tuple(_bits(x) for x in (self.maximum, self.denominator, self.fade, self.output))
+
+
+def _bits(x: Any) -> U16:
+    """Bits of a bf16 tensor, on the same memory."""
+    found: U16 = x.view(torch.int16).numpy().view(np.uint16)
+    return found
 
 
 def _product(a: Any, b: Any) -> Any:
@@ -161,11 +179,11 @@ class _Kernel:
         self.g = g
         self.choice = choice
         self.ops = _Bf16Ops(rounding)
+        self.rounding = rounding
         scale = float(widen(nearest_even(np.float32(math.log2(math.e) / math.sqrt(g.hd)))))
         self.table = exp2_table(scale, choice.exp2)
         self.tile = min(g.lq, max(g.chunk, _COLUMNS // g.group // g.chunk * g.chunk))
         self.batch = max(1, _BATCH_COLUMNS // (self.tile * g.group))
-        self._masks: dict[tuple[int, int], Any] = {}
 
     def run_heads(self, q: Any, k: Any, v: Any, out: Any, skip: bool) -> None:
         """q[B, lq, group, hd], k[B, lk, hd], v[B, lk, chunks, width] -> out[B, lq, group, chunks, width]."""
@@ -206,7 +224,7 @@ class _Kernel:
         self, queries: Any, keys: Any, values: Any, start: int, stage: int, first: int, skip: bool
     ) -> _State:
         """State of one stage after all its chunks, for the columns from ``first`` on."""
-        g, ops = self.g, self.ops
+        g = self.g
         state: _State | None = None
         for chunk in range(stage * g.per_stage, (stage + 1) * g.per_stage):
             key = chunk * g.chunk
@@ -214,63 +232,40 @@ class _Kernel:
             if low >= queries.shape[2]:
                 break
             span = slice(key, key + g.chunk)
-            score = self._score(queries[..., low:], keys[..., span])
-            if g.causal:
-                self._apply_mask(score, key - start - low // g.group)
+            p = self._score(queries[..., low:], keys[..., span])
+            first_chunk = state is None
             if state is None:
-                state = self._first_chunk(score, values[:, span], low)
-                continue
-            m, d, acc = (x[..., low - state.low :] for x in (state.maximum, state.denominator, state.output))
-            new = torch.maximum(m, torch.amax(score, 1))
-            p, total = self._probabilities(score, new)
-            fade = self._exp2(ops.sub(m, new)).bfloat16()
-            d.copy_(ops.add(ops.mul(d, fade), total))
-            product = _product(values[:, span], p)
-            acc.copy_(ops.cast(product.add_(ops.mul(acc, fade.unsqueeze(1)))))
-            m.copy_(new)
+                state = _State.empty(low, p.shape[0], g.hd, p.shape[2])
+            m, d, fade, acc = (bits[..., low - state.low :] for bits in state.arrays())
+            late = key - start - low // g.group if g.causal else -2 * g.chunk
+            passes.probabilities(
+                p,
+                (m, d, fade),
+                self.table,
+                late,
+                g.group,
+                first_chunk,
+                self.choice,
+                self.rounding,
+                LOWEST_BITS,
+            )
+            if self.choice.block_overflow == "saturate":
+                quantise_(torch.from_numpy(p).view(-1, p.shape[2]), self.choice, positive=True)
+            product = _product(values[:, span], torch.from_numpy(p))
+            passes.faded_sum(acc, fade, product.numpy(), first_chunk, self.rounding)
         assert state is not None
         return state
 
-    def _first_chunk(self, score: Any, values: Any, low: int) -> _State:
-        """State after a stage's first chunk: what it carried before was empty and adds exact zeros."""
-        new = torch.amax(score, 1).clamp_(min=LOWEST)
-        p, total = self._probabilities(score, new)
-        return _State(low, new, total, self.ops.cast(_product(values, p)))
-
-    def _probabilities(self, score: Any, maximum: Any) -> tuple[Any, Any]:
-        """Block-quantised probabilities f32 [B, chunk, columns], and their bf16 sums before quantisation."""
-        p = self._exp2(self.ops.sub(score, maximum.unsqueeze(1)))
-        total = self.ops.cast(torch.from_numpy(np.add.reduce(p.numpy(), axis=1)))
-        quantise_(p.view(-1, p.shape[2]), self.choice, positive=True)
-        return p, total
-
-    def _score(self, queries: Any, keys: Any) -> Any:
-        """bf16 [B, chunk, columns]: Q*K summed in f32 within a depth chunk, rounded to bf16 after each."""
+    def _score(self, queries: Any, keys: Any) -> F32:
+        """f32 [B, chunk, columns]: Q*K summed in f32 within a depth chunk, rounded to bf16 after each but the
+        last.
+        """
         score: Any = None
         for at in range(0, self.g.hd, self.g.depth):
             part = slice(at, at + self.g.depth)
             product = _product(keys[:, part], queries[:, part])
-            score = self.ops.cast(product if score is None else product.add_(score))
-        return score
-
-    def _apply_mask(self, score: Any, late: int) -> None:
-        """Add minus infinity where the key comes after the query; the chunk's first key is ``late`` queries
-        after the query of the first column.
-        """
-        g = self.g
-        affected = min(score.shape[2] // g.group, max(0, late + g.chunk - 1))
-        if affected:
-            view = score[..., : affected * g.group]
-            view += self._mask(late, affected)
-
-    def _mask(self, late: int, affected: int) -> Any:
-        """bf16 [chunk, affected * group]: 0 or minus infinity, made once per geometry."""
-        found = self._masks.get((late, affected))
-        if found is None:
-            keys = torch.arange(late, late + self.g.chunk).unsqueeze(1)
-            hidden = keys > torch.arange(affected).repeat_interleave(self.g.group).unsqueeze(0)
-            found = torch.where(hidden, float("-inf"), 0.0).to(torch.bfloat16)
-            self._masks[(late, affected)] = found
+            score = product if score is None else product.add_(self.ops.cast(score))
+        found: F32 = score.numpy()
         return found
 
     def _merge(self, own: _State, later: _State) -> None:
@@ -280,8 +275,7 @@ class _Kernel:
         new = torch.maximum(m, later.maximum)
         f_own, f_later = (self._exp2(ops.sub(x, new)).bfloat16() for x in (m, later.maximum))
         d.copy_(ops.add(ops.mul(d, f_own), ops.mul(later.denominator, f_later)))
-        faded = ops.mul(later.output, f_later.unsqueeze(1))
-        acc.copy_(ops.add(ops.mul(acc, f_own.unsqueeze(1)), faded))
+        passes.merged(*(_bits(x) for x in (acc, f_own, later.output, f_later)), self.rounding)
         m.copy_(new)
 
     def _exp2(self, difference: Any) -> Any:

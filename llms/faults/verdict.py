@@ -22,6 +22,7 @@ from llms.verify.contract import deployment as deployment_module
 from llms.verify.contract.deployment import Deployment
 from llms.verify.contract.models import ROOT
 from llms.verify.contract.records import PrefillRecord
+from llms.verify.gates.phase6 import gate as token_gate
 from npu_twin.faults._types import Fault, Plant
 
 _GATES = "the usual gate of LLM deployments: compare lists of tokens"
@@ -160,7 +161,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     fault(
         "stops_early", "the device side stops after 3 tokens",
-        lambda: around(deployment_module, "capture", _stops_early), _GATES, "E20", kind="verdict",
+        lambda: around(token_gate, "capture", _stops_early), _GATES, "E20", kind="verdict",
     ),
     fault(
         "no_prompts", "the set of prompts is empty",

@@ -11,6 +11,7 @@ from pytest_npu.core.constants import REPORT_FIELD
 from pytest_npu.core.events import Event
 from pytest_npu.core.phases import phase_label
 from pytest_npu.core.state import NpuState
+from pytest_npu.report.values import Field, Table, dicts, number, table, table_of
 
 _COLUMNS = ("Phase", "Model", "Device")
 
@@ -69,30 +70,35 @@ class HtmlHooks:
 
 def gate_table(kind: str, payload: Any) -> list[str]:
     """A recorded result as an HTML table; nothing for kinds without one, or of another shape."""
-    rows: list[tuple[Any, ...]] = []
-    if not isinstance(payload, dict):
+    shown = _table(kind, payload) if isinstance(payload, dict) else None
+    if shown is None or not shown.rows:
         return []
-    if kind == "topk_gate":
-        rows.append(("prompt", "verdict", "first difference", "NPU token", "reference token"))
-        for prompt in payload.get("prompts") or []:
-            if not isinstance(prompt, dict):
-                return []
-            step = prompt.get("divergence_step")
-            tokens = ("", "") if step is None else (prompt.get("npu_token_text"), prompt.get("hf_token_text"))
-            rows.append((prompt.get("text"), prompt.get("status"), "none" if step is None else step, *tokens))
-    elif kind == "benchmark":
-        rows.append(("benchmark", "median, ms", "rounds", "device"))
-        median = payload.get("median")
-        shown = f"{median * 1e3:.3f}" if isinstance(median, float) else median
-        rows.append((payload.get("name"), shown, payload.get("rounds"), payload.get("device")))
-    elif kind == "table":
-        rows = [tuple(payload.get("columns") or []), *(tuple(row) for row in payload.get("rows") or [])]
-    if len(rows) < 2:
-        return []
-    head, *body = rows
-    cells = ["<tr>" + "".join(f"<th>{escape(str(cell))}</th>" for cell in head) + "</tr>"]
-    cells += ["<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in body]
+    cells = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in shown.columns) + "</tr>"]
+    cells += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in shown.rows]
     return [f'<table class="npu-{kind}" style="white-space:normal;margin:4px 0">{"".join(cells)}</table>']
+
+
+def _table(kind: str, payload: dict[str, Any]) -> Table | None:
+    columns: dict[str, Field]
+    if kind == "topk_gate":
+        columns = {
+            "prompt": "text",
+            "verdict": "status",
+            "first difference": lambda row: (
+                "none" if row.get("divergence_step") is None else row["divergence_step"]
+            ),
+            "NPU token": "npu_token_text",
+            "reference token": "hf_token_text",
+        }
+        return table_of("", "", dicts(payload.get("prompts")), columns)
+    if kind == "benchmark":
+        median = number(payload.get("median"))
+        milliseconds = {**payload, "median": None if median is None else 1e3 * median}
+        columns = {"benchmark": "name", "median, ms": ("median", 3), "rounds": "rounds", "device": "device"}
+        return table_of("", "", [milliseconds], columns)
+    if kind == "table":
+        return table("", "", payload.get("columns") or [], payload.get("rows") or [])
+    return None
 
 
 def register(state: NpuState) -> None:

@@ -48,8 +48,8 @@ def worker_sink(config: pytest.Config, gate: PhaseGate) -> ChannelSink | None:
 
     The controller sends back which phases failed when a test took another worker down.
     """
-    workerinput = getattr(config, "workerinput", None)
-    if not workerinput or CHANNEL_KEY not in workerinput:
+    workerinput = _workerinput(config)
+    if CHANNEL_KEY not in workerinput:
         return None
     channel = workerinput[CHANNEL_KEY]
     channel.setcallback(lambda text: gate.restore(json.loads(text)))
@@ -58,14 +58,17 @@ def worker_sink(config: pytest.Config, gate: PhaseGate) -> ChannelSink | None:
 
 def worker_settings(config: pytest.Config) -> dict[str, Any]:
     """What the controller tells its workers: how many share a host, and phases that failed before."""
-    workerinput = getattr(config, "workerinput", None) or {}
-    settings: dict[str, Any] = json.loads(workerinput.get(SETTINGS_KEY, "{}"))
+    settings: dict[str, Any] = json.loads(_workerinput(config).get(SETTINGS_KEY, "{}"))
     return settings
+
+
+def _workerinput(config: pytest.Config) -> dict[str, Any]:
+    return getattr(config, "workerinput", None) or {}
 
 
 def worker_id(config: pytest.Config) -> str:
     """`gw0` in a worker of pytest-xdist, else empty."""
-    return str((getattr(config, "workerinput", None) or {}).get("workerid", ""))
+    return str(_workerinput(config).get("workerid", ""))
 
 
 def introduce_worker(state: NpuState) -> None:

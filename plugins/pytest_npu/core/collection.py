@@ -85,15 +85,18 @@ class CollectionHooks:
         others = [item for item in ours if "benchmark" not in fixture_names(item)]
         for item in others:
             del ours[item]
+        self._take_out(items, others)
+
+    def _take_out(self, items: list[pytest.Item], others: list[pytest.Item]) -> None:
         if others:
-            _take_out(items, others)
+            dropped = set(others)
+            items[:] = [item for item in items if item not in dropped]
             self._state.config.hook.pytest_deselected(items=others)
 
     def deselect_perf_tests(self, items: list[pytest.Item]) -> None:
         """In a worker of pytest-xdist: take out what measures, with the reason."""
         perf = [item for item in items if is_perf_test(item)]
-        _take_out(items, perf)
-        self._state.config.hook.pytest_deselected(items=perf)
+        self._take_out(items, perf)
         by_model: dict[str, list[str]] = {}
         for item in perf:
             by_model.setdefault(model_name(self._state.folders.of(item.path)), []).append(item.nodeid)
@@ -130,11 +133,6 @@ class CollectionHooks:
         """How many tests were taken out, and why; `pytest_terminal_summary`."""
         for reason, count in Counter(self._deselected.values()).items():
             terminalreporter.write_line(f"npu: {count} test(s) deselected: {reason}", yellow=True)
-
-
-def _take_out(items: list[pytest.Item], others: list[pytest.Item]) -> None:
-    dropped = set(others)
-    items[:] = [item for item in items if item not in dropped]
 
 
 def _hang_limit(item: pytest.Item, mark: pytest.Mark) -> float:

@@ -65,16 +65,10 @@ class NpuOptions:
         """Read the options of one pytest run. Raises pytest.UsageError for a value that makes no sense."""
         get = config.getoption
         here = Path(config.invocation_params.dir)
-        lock = get("npu_lock") or os.environ.get(LOCK_FILE_ENV) or DEFAULT_LOCK_FILE
-        timeout = get("npu_lock_timeout")
-        if timeout is None:
-            timeout = _timeout_from_env()
-        report_dir = get("npu_report_dir")
-        checkpoint = get("checkpoint")
-        if checkpoint and not (here / Path(checkpoint).expanduser()).exists():
+        checkpoint = here / Path(get("checkpoint")).expanduser() if get("checkpoint") else None
+        if checkpoint is not None and not checkpoint.exists():
             raise pytest.UsageError(
-                f"--checkpoint: there is no {here / Path(checkpoint).expanduser()}; "
-                "give a Hugging Face folder or a GGUF file"
+                f"--checkpoint: there is no {checkpoint}; give a Hugging Face folder or a GGUF file"
             )
         trace = get("npu_trace")
         if trace is not None and (not trace or (here / trace).is_dir()):
@@ -82,22 +76,22 @@ class NpuOptions:
         run_id = get("npu_run_id")
         if run_id is not None and (not run_id or "/" in run_id or run_id.startswith(".")):
             raise pytest.UsageError(f"--npu-run-id '{run_id}' is no plain folder name")
+        timeout, supervise = get("npu_lock_timeout"), get("npu_supervise")
+        # an adopted folder makes pytest take its repository as the root folder; reports do not go there
+        default_reports = (here if get("npu_adopt") else config.rootpath) / DEFAULT_REPORT_DIR
         return cls(
             npu=get("npu"),
-            lock_file=here / lock,
-            lock_timeout=timeout,
-            # an adopted folder makes pytest take its repository as the root folder; reports do not go there
-            report_dir=(here / report_dir)
-            if report_dir
-            else (here if get("npu_adopt") else config.rootpath) / DEFAULT_REPORT_DIR,
+            lock_file=here / (get("npu_lock") or os.environ.get(LOCK_FILE_ENV) or DEFAULT_LOCK_FILE),
+            lock_timeout=_timeout_from_env() if timeout is None else timeout,
+            report_dir=here / get("npu_report_dir") if get("npu_report_dir") else default_reports,
             run_id=run_id,
-            checkpoint=(here / Path(checkpoint).expanduser()) if checkpoint else None,
+            checkpoint=checkpoint,
             model=get("npu_model"),
             prompts=None if get("npu_prompts") == "all" else get("npu_prompts"),
             n_tokens=get("npu_n_tokens"),
             phase_order=not get("no_phase_order"),
             use_cache=not get("npu_no_cache"),
-            supervise=bool(get("npu_supervise") if get("npu_supervise") is not None else get("npu")),
+            supervise=bool(get("npu") if supervise is None else supervise),
             hang_timeout=get("npu_hang_timeout"),
             trace=(here / trace) if trace else None,
             adopt=tuple(here / Path(path).expanduser() for path in get("npu_adopt") or ()),

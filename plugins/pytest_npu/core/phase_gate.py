@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pytest
 
@@ -14,14 +13,6 @@ from pytest_npu.core.state import NpuState
 
 #: Node id of the failure that blocks a test; empty when none does.
 BLOCKED_BY: pytest.StashKey[str] = pytest.StashKey()
-
-
-@dataclass(frozen=True, eq=False)
-class Failure:
-    """The first failure of a phase."""
-
-    phase: int
-    nodeid: str
 
 
 class PhaseGate:
@@ -46,12 +37,13 @@ class PhaseGate:
         if phase is not None:
             self._failed.setdefault(model, {}).setdefault(phase, nodeid)
 
-    def blocker(self, model: str, phase: int | None) -> Failure | None:
-        """The failure that blocks a test of `phase`, or None. The earliest failed phase is named."""
+    def blocker(self, model: str, phase: int | None) -> tuple[int, str] | None:
+        """Phase and node id of the earliest failure that blocks a test of `phase`, or None."""
         if not self.enabled or phase is None:
             return None
-        earlier = sorted(p for p in self._failed.get(model, {}) if p < phase)
-        return Failure(earlier[0], self._failed[model][earlier[0]]) if earlier else None
+        return min(
+            (failure for failure in self._failed.get(model, {}).items() if failure[0] < phase), default=None
+        )
 
 
 class PhaseGateHooks:
@@ -75,9 +67,9 @@ class PhaseGateHooks:
             return
         failure = self.gate.blocker(info.model, info.phase)
         if failure is not None:
-            item.stash[BLOCKED_BY] = failure.nodeid
+            phase, item.stash[BLOCKED_BY] = failure
             pytest.skip(
-                f"blocked: {phase_label(failure.phase)} of {info.model} failed ({failure.nodeid}); "
+                f"blocked: {phase_label(phase)} of {info.model} failed ({failure[1]}); "
                 "--no-phase-order runs it anyway"
             )
         if info.device and (cause := self._state.device.poisoned()) is not None:

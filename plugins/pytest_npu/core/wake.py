@@ -58,7 +58,7 @@ def wake(config: pytest.Config) -> CollectionHooks:
             cap_threads((os.cpu_count() or 1) // int(settings["workers_here"]))
         sink = xdist_bridge.worker_sink(config, gate) or sink
     elif link is not None:
-        sink = link.sink
+        sink = link
     elif not only_asks:
         sink = logs = RunLogs(options.report_dir, options.run_id)
     past = supervised.load_past(control)

@@ -67,10 +67,6 @@ class _Adapter(Loader):
     def __init__(self, model: str) -> None:
         self._model = model
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """The default."""
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
         """Fill in the names of the contract."""
         adapter: Any = importlib.import_module(f"{PRIVATE['llms']}.{self._model}.verify_adapter")
@@ -110,19 +106,19 @@ class _Finder(MetaPathFinder):
         """Part of the import protocol."""
         above, _, name = fullname.rpartition(".")
         if above == __name__:
-            known = (self._root / "llms" / name / "verify_adapter.py").is_file()
-            return importlib.util.spec_from_loader(fullname, _Adapter(name)) if known else None
+            exists = (self._root / "llms" / name / "verify_adapter.py").is_file()
+            return importlib.util.spec_from_loader(fullname, _Adapter(name)) if exists else None
         if fullname.partition(".")[0] not in _PACKAGES:
             return None
         places = list(path) if path is not None else [str(self._root)]
-        found = importlib.machinery.PathFinder.find_spec(_PACKAGES.get(fullname, fullname), places)
-        if found is None or found.origin is None:
-            return found
+        spec = importlib.machinery.PathFinder.find_spec(_PACKAGES.get(fullname, fullname), places)
+        if spec is None or spec.origin is None:
+            return spec
         return importlib.util.spec_from_file_location(
             fullname,
-            found.origin,
-            loader=_Private(fullname, found.origin),
-            submodule_search_locations=found.submodule_search_locations,
+            spec.origin,
+            loader=_Private(fullname, spec.origin),
+            submodule_search_locations=spec.submodule_search_locations,
         )
 
 

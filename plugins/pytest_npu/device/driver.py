@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from pytest_npu.core.constants import DEVICE_LABELS, NPU2
+from pytest_npu.core.constants import DEVICE_LABELS
 from pytest_npu.core.exceptions import DevicePoisoned, DeviceUnavailable
 from pytest_npu.device.supervised import poison_of
 
@@ -67,19 +67,15 @@ class DeviceHolder:
         self._config = config
         self._control = control
         self.name = name
+        #: The device if it is open.
+        self.opened: Device | None = None
         #: Facts that must agree before times of two runs are compared: driver, firmware, power mode.
         self.identity: dict[str, str] = {}
-        self._device: Device | None = None
 
     @property
     def label(self) -> str:
         """Label of the device, known without opening it."""
-        return self._device.label if self._device is not None else DEVICE_LABELS[self.name]
-
-    @property
-    def opened(self) -> Device | None:
-        """The device if it is open."""
-        return self._device
+        return self.opened.label if self.opened is not None else DEVICE_LABELS[self.name]
 
     def poisoned(self) -> str | None:
         """Why the device must not be used any more in this run, or None."""
@@ -93,28 +89,26 @@ class DeviceHolder:
         cause = self.poisoned()
         if cause is not None:
             raise DevicePoisoned(cause)
-        if self._device is None:
-            self._device = self._config.hook.pytest_npu_open_device(config=self._config, name=self.name)
-            if self._device is None:
+        if self.opened is None:
+            self.opened = self._config.hook.pytest_npu_open_device(config=self._config, name=self.name)
+            if self.opened is None:
                 raise DeviceUnavailable(
                     f"nothing opened the device '{self.name}'", "Install the project: pip install -e ."
                 )
-        if self._device.name != self.name:
-            wrong, self._device = self._device.name, None
+        if self.opened.name != self.name:
+            wrong, self.opened = self.opened.name, None
             raise DeviceUnavailable(
                 f"'{self.name}' was asked for but '{wrong}' was opened",
                 "A twin never stands in for silicon: check the plugin that implements pytest_npu_open_device",
             )
-        return self._device
+        return self.opened
 
     def now(self) -> float:
         """Device clock in seconds; 0.0 while the device is closed."""
-        return self._device.clock.now() if self._device is not None else 0.0
+        return self.opened.clock.now() if self.opened is not None else 0.0
 
     def require(self) -> None:
         """`--npu`: open the device or end the run with exit code 4."""
-        if self.name != NPU2:
-            return
         try:
             self.open()
         except DeviceUnavailable as error:

@@ -114,8 +114,9 @@ def _close(fd: int) -> None:
     os.close(fd)
 
 
-def _key(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
+def _key(file: int | Path) -> tuple[int, int]:
+    """Device and inode of an open file, or of the file that a path names now. Raises OSError."""
+    status = os.stat(file)  # noqa: PTH116  (descriptors, too)
     return status.st_dev, status.st_ino
 
 
@@ -127,10 +128,9 @@ def _sibling_path(key: tuple[int, int]) -> Path:
 def _is_current(path: Path, fd: int) -> bool:
     """False when somebody deleted or replaced the file after we opened it."""
     try:
-        status = path.stat()
+        return _key(path) == _key(fd)
     except OSError:
         return False
-    return (status.st_dev, status.st_ino) == _key(fd)
 
 
 def _try_flock(path: Path) -> tuple[list[int], int | None, tuple[int, int]]:
@@ -223,11 +223,9 @@ class NpuLock:
     def _attempt(self, start: float) -> bool:
         """One attempt under the guard; True when the lock is ours now."""
         try:
-            status = self.path.stat()
-            key = (status.st_dev, status.st_ino)
+            held = _registry.get(key := _key(self.path))
         except OSError:
-            key = (-1, -1)
-        held = _registry.get(key)
+            held = None
         if held is not None:
             held.count += 1
             self._keys.append(key)
@@ -266,8 +264,7 @@ class NpuLock:
 
     def _holder_text(self) -> str:
         try:
-            status = self.path.stat()
-            holder = find_holder(self.path, (status.st_dev, status.st_ino))
+            holder = find_holder(self.path, _key(self.path))
         except OSError:
             holder = None
         return str(holder) if holder is not None else "a process that this system does not show"

@@ -51,9 +51,10 @@ class Past:
 
 
 class PipeSink:
-    """Writes events to the supervisor, one line each."""
+    """Writes events to the supervisor, one line each; `control` is a folder shared with it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, control: Path) -> None:
+        self.control = control
         self._fd = fd
         self._lock = threading.Lock()
         os.set_inheritable(fd, False)
@@ -69,22 +70,14 @@ class PipeSink:
                 pass
 
 
-@dataclass(frozen=True, eq=False)
-class Link:
-    """The way to the supervisor: a sink for events, and a folder shared with it."""
-
-    sink: PipeSink
-    control: Path
-
-
-def claim_link() -> Link | None:
-    """The link of this process, None in a run without a supervisor.
+def claim_link() -> PipeSink | None:
+    """The way to the supervisor of this process, None in a run without one.
 
     The settings are taken out of the environment: a pytest that a test starts, here or in another process, is
     on its own.
     """
     fd, control = os.environ.pop(FD_ENV, None), os.environ.pop(CONTROL_ENV, None)
-    return None if fd is None or control is None else Link(PipeSink(int(fd)), Path(control))
+    return None if fd is None or control is None else PipeSink(int(fd), Path(control))
 
 
 def load_past(control: Path | None) -> Past:

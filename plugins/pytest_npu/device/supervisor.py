@@ -39,7 +39,7 @@ from pytest_npu.device.supervised import (
     STACKS,
     STACKS_SIGNAL,
 )
-from pytest_npu.device.watchdog import Hang, Watchdog
+from pytest_npu.device.watchdog import Watchdog, Watched
 from pytest_npu.report.runlogs import RunLogs
 from pytest_npu.report.write import write_reports
 
@@ -211,7 +211,7 @@ class Supervisor:
 
     # -- what can go wrong --------------------------------------------------------------------------------
 
-    def _on_hang(self, child: subprocess.Popen[bytes], watchdog: Watchdog, hang: Hang) -> None:
+    def _on_hang(self, child: subprocess.Popen[bytes], watchdog: Watchdog, hang: Watched) -> None:
         where = f"{hang.phase} of {hang.nodeid}" if hang.nodeid else "outside of any test"
         cause = f"hung: no sign of progress for {hang.limit:g} s ({where})"
         # From here on the verdict stands, whatever the process still sends: its stacks are taken, it dies.
@@ -224,9 +224,8 @@ class Supervisor:
         watchdog.forget(hang.worker)
         if hang.worker and hang.pid is not None:
             # An xdist worker: its controller notices, and starts another one.
-            ended = {**self._ended, str(hang.nodeid): f"{cause}\n\n{stacks}"}
-            self._ended = ended
-            atomic_write(self._control / ENDED_FILE, json.dumps(ended))
+            self._ended[str(hang.nodeid)] = f"{cause}\n\n{stacks}"
+            atomic_write(self._control / ENDED_FILE, json.dumps(self._ended))
             _kill(hang.pid)
         else:
             self._ended_by_us = True
@@ -238,7 +237,7 @@ class Supervisor:
         stacks = self._read_stacks()
         running = watchdog.running()
         if running:
-            for process in running.values():
+            for process in running:
                 self._note_crash(process.nodeid, f"the process died ({how})", stacks)
         elif status < 0:
             self._note_crash(None, f"the process died outside of any test ({how})", stacks)
@@ -308,7 +307,7 @@ class Supervisor:
         waited = time.monotonic() + self._interrupted
         if self._interrupts < 2 and waited < INTERRUPT_GRACE_S:
             return
-        running = [process.nodeid for process in watchdog.running().values()]
+        running = [process.nodeid for process in watchdog.running()]
         if self._active:
             reason = "interrupted by the user (Ctrl-C), the process did not end by itself and was killed"
             self._logs.emit(make_event("interrupt", reason=reason, nodeid=running[0] if running else None))

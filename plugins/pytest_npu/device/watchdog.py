@@ -14,30 +14,22 @@ SESSION_FACTOR = 4
 
 @dataclass
 class Watched:
-    """One process that runs tests: an xdist worker, or the only one (worker id empty)."""
+    """One process that runs tests: an xdist worker, or the only one (worker id empty).
 
+    `limit` in seconds; `phase` is what the running test is in, `nodeid` None outside of any test.
+    """
+
+    worker: str
+    limit: float
     pid: int | None = None
     nodeid: str | None = None
     device: bool = False
-    limit: float | None = None
     phase: str = "setup"
     last_progress: float = field(default_factory=time.monotonic)
     waits_for_lock: bool = False
 
 
-@dataclass(frozen=True)
-class Hang:
-    """A process without progress."""
-
-    worker: str
-    pid: int | None
-    nodeid: str | None
-    device: bool
-    phase: str
-    limit: float
-
-
-_NEXT_PHASE = {"setup": "call", "call": "teardown", "teardown": "teardown"}
+_NEXT_PHASE = {"setup": "call", "call": "teardown"}
 
 
 class Watchdog:
@@ -49,9 +41,9 @@ class Watchdog:
         self._session = time.monotonic()
         self.session_over = False
 
-    def running(self) -> dict[str, Watched]:
-        """Processes that are inside a test, by worker id."""
-        return {worker: process for worker, process in self._processes.items() if process.nodeid is not None}
+    def running(self) -> list[Watched]:
+        """Processes that are inside a test."""
+        return [process for process in self._processes.values() if process.nodeid is not None]
 
     def forget(self, worker: str) -> None:
         """A process is gone."""
@@ -66,8 +58,10 @@ class Watchdog:
         if name == "_session_finish":
             self.session_over = True
         if name == "_start":
-            limit = event["limit"]
-            self._processes[worker] = Watched(event["pid"], event["nodeid"], bool(event["device"]), limit)
+            limit = self.limit if event["limit"] is None else event["limit"]
+            self._processes[worker] = Watched(
+                worker, limit, event["pid"], event["nodeid"], bool(event["device"])
+            )
             return
         process = self._processes.get(worker)
         if process is None:
@@ -80,15 +74,13 @@ class Watchdog:
         elif name == "lock":
             process.waits_for_lock = event["action"] == "waiting"
 
-    def hung(self) -> Hang | None:
+    def hung(self) -> Watched | None:
         """The first process that is over its limit, or None."""
         now = time.monotonic()
         running = self.running()
-        for worker, process in running.items():
-            limit = self.limit if process.limit is None else process.limit
-            if limit > 0 and not process.waits_for_lock and now - process.last_progress > limit:
-                return Hang(worker, process.pid, process.nodeid, process.device, process.phase, limit)
+        for process in running:
+            silent_s = now - process.last_progress
+            if 0 < process.limit < silent_s and not process.waits_for_lock:
+                return process
         limit = self.limit * SESSION_FACTOR
-        if not running and limit > 0 and now - self._session > limit:
-            return Hang("", None, None, False, "between tests", limit)
-        return None
+        return Watched("", limit) if not running and 0 < limit < now - self._session else None

@@ -50,7 +50,6 @@ class LinePlot:
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     x_title: str
-    y_title: str
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,12 @@ class _Point(NamedTuple):
 
 @dataclass(frozen=True)
 class _Axis:
-    """Range, title and labels (value and text) of an axis."""
+    """Range, labels (value and text) and title of an axis."""
 
     low: float
     high: float
-    title: str
     labels: Iterable[tuple[float, str]]
+    title: str = ""
 
     def percent(self, value: float) -> float:
         return 50.0 if self.high == self.low else 100.0 * (value - self.low) / (self.high - self.low)
@@ -150,7 +149,6 @@ def _line_plot(series: Iterable[tuple[str, Sequence[_Point]]], x: _Axis, y: _Axi
         tuple(Tick(x.percent(value), text) for value, text in x.labels),
         tuple(Tick(100.0 - y.percent(value), text) for value, text in y.labels),
         x.title,
-        y.title,
     )
 
 
@@ -180,10 +178,8 @@ def cosine_plot(rows: Sequence[Mapping[str, Any]]) -> LinePlot | None:
     places = max(2, len(f"{ticks[1] - ticks[0]:.9f}".rstrip("0").partition(".")[2]))
     return _line_plot(
         [(name, sorted(points)) for name, points in sorted(series.items(), reverse=True)],
-        _Axis(first, last, "layer", [(layer, str(layer)) for layer in labels]),
-        _Axis(
-            ticks[0], ticks[-1], "cosine to the reference", [(tick, f"{tick:.{places}f}") for tick in ticks]
-        ),
+        _Axis(first, last, [(layer, str(layer)) for layer in labels], "layer"),
+        _Axis(ticks[0], ticks[-1], [(tick, f"{tick:.{places}f}") for tick in ticks]),
     )
 
 
@@ -205,8 +201,8 @@ def step_plot(series: Sequence[tuple[str, Sequence[Any]]], floor: float = 1e-6) 
     last = int(max(1, *(points[-1].x for _, points in curves)))
     return _line_plot(
         curves,
-        _Axis(0, last, "generated token", [(step, str(step)) for step in range(0, last + 1, _every(last))]),
-        _Axis(low, high, "KL", [(power, f"1e{power}") for power in range(low, high + 1)]),
+        _Axis(0, last, [(step, str(step)) for step in range(0, last + 1, _every(last))], "generated token"),
+        _Axis(low, high, [(power, f"1e{power}") for power in range(low, high + 1)]),
     )
 
 

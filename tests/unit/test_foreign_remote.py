@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,6 +153,27 @@ def test_a_worker_that_nobody_closed_is_ended(tmp_path: Path, monkeypatch: pytes
     process = worker._process
     del worker
     assert process.poll() is not None
+
+
+def test_a_worker_that_hangs_ends_with_a_killed_run(tmp_path: Path) -> None:
+    (tmp_path / "verify_adapter.py").write_text("import time\ntime.sleep(600)\n")
+    program = (
+        "import sys; from pathlib import Path; from llms.verify.foreign.process import Worker\n"
+        f"worker = Worker(Path({str(tmp_path)!r}), pyxrt=None, limit_s=0)\n"
+        "print(worker._process.pid, flush=True)\n"
+        "worker.call('describe', choice=None)\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    place = Path("/proc") / run.stdout.readline().strip()
+    assert place.exists()
+    time.sleep(1)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    until = time.monotonic() + 20
+    while place.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not place.exists()
 
 
 def test_an_arithmetic_crosses_over() -> None:

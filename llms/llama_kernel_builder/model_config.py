@@ -118,6 +118,10 @@ class ModelConfig:
                     f"{source}: head_dim is absent and hidden_size {emb_dim} / {n_heads} heads is not whole"
                 )
             head_dim = emb_dim // n_heads
+        if head_dim % 2:
+            raise ConfigError(
+                f"{source}: head_dim {head_dim} is odd, rotary embedding turns pairs of elements"
+            )
         n_kv = read.need("num_key_value_heads", int)
         if n_heads % n_kv:
             raise ConfigError(f"{source}: {n_heads} query heads cannot be grouped over {n_kv} KV heads")
@@ -198,10 +202,13 @@ def _out_of_scope(data: Mapping[str, Any], family: str) -> Iterator[str]:
     window = data.get("sliding_window")
     if window and data.get("use_sliding_window", family not in ("qwen2", "qwen3")):
         yield f"an active sliding window of {window} tokens is out of scope"
-    if any(kind != "full_attention" for kind in data.get("layer_types") or ()):
-        yield "layer_types names layers without full attention; out of scope"
-    if data.get("hidden_act", "silu") not in ("silu", "swish"):
-        yield f"hidden_act '{data['hidden_act']}' is out of scope; SwiGLU needs silu"
+    if other := sorted({str(kind) for kind in data.get("layer_types") or ()} - {"full_attention"}):
+        yield f"layer_types names layers of {', '.join(other)}; only full attention is in scope"
+    for field in ("hidden_act", "hidden_activation"):
+        if data.get(field, "silu") not in ("silu", "swish"):
+            yield f"{field} '{data[field]}' is out of scope; SwiGLU needs silu"
+    if "layer_norm_eps" in data:
+        yield "layer_norm_eps is set: the model has LayerNorm; only RMSNorm is in scope"
     if data.get("mlp_bias"):
         yield "mlp_bias is set; biases of the feed-forward part are out of scope"
     if data.get("partial_rotary_factor", 1.0) != 1.0:

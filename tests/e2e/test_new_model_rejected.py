@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, Spoil, int, str]] = {
         "qwen3_0_6b",
         config(layer_types=["full_attention", "sliding_attention"]),
         SCOPE,
-        "without full attention",
+        "only full attention is in scope",
     ),
     "deepseek": (
         "llama32_1b",

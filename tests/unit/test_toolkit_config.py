@@ -90,6 +90,44 @@ def test_out_of_scope_or_contradictory(fields: dict[str, Any], text: str) -> Non
         ModelConfig.from_hf_dict(changed(**fields))
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"hidden_act": "gelu_new"}, "gelu_new"),
+        ({"hidden_activation": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
+        ({"layer_norm_eps": 1e-5}, "LayerNorm"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
+        ({"partial_rotary_factor": 0.75}, "rotary"),
+        ({"num_experts": 64}, "MoE"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"num_key_value_heads": 3}, "heads"),
+        ({"head_dim": 63}, "head_dim"),
+        ({"hidden_size": 257}, "heads"),
+    ],
+)
+def test_what_no_prediction_and_no_deployment_covers(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ModelConfig.from_hf_dict(changed(**fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False},
+        {"layer_types": ["full_attention"] * 2},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"partial_rotary_factor": 1.0},
+    ],
+)
+def test_what_changes_no_shape_is_in_scope(fields: dict[str, Any]) -> None:
+    assert ModelConfig.from_hf_dict(changed(**fields)).q_dim == 256
+
+
 def test_inactive_sliding_window_is_in_scope() -> None:
     data = changed(model_type="qwen2", sliding_window=4096, use_sliding_window=False)
     assert ModelConfig.from_hf_dict(data).qkv_bias

@@ -27,8 +27,8 @@ def digests(model: str) -> dict[str, str]:
     ``twin`` and ``matched`` are the first 24 hex digits of a SHA-256 over the logits of the prefill and of
     eight decode steps (f32) and over the KV cache that they leave (bf16).
     """
-    from llms.verify.contract.models import find_model
     from llms.verify.contract.deployment import Deployment
+    from llms.verify.contract.models import find_model
 
     tiny = None if model == "smollm2_135m" else find_model(model).folder / "tiny"
     deployment = Deployment.from_folder(model, checkpoint=tiny, use_cache=False)

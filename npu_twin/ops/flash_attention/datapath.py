@@ -151,8 +151,8 @@ class _State:
     @classmethod
     def empty(cls, low: int, batch: int, depth: int, columns: int) -> _State:
         """State before the first chunk; what it holds is not read."""
-        flat = (torch.zeros(batch, columns, dtype=torch.bfloat16) for _ in range(3))
-        return cls(low, *flat, torch.zeros(batch, depth, columns, dtype=torch.bfloat16))
+        first, second, third = (torch.zeros(batch, columns, dtype=torch.bfloat16) for _ in range(3))
+        return cls(low, first, second, third, torch.zeros(batch, depth, columns, dtype=torch.bfloat16))
 
     def arrays(self) -> tuple[U16, ...]:
         """Bits of maximum, denominator, fade and output."""
@@ -275,7 +275,7 @@ class _Kernel:
         new = torch.maximum(m, later.maximum)
         f_own, f_later = (self._exp2(ops.sub(x, new)).bfloat16() for x in (m, later.maximum))
         d.copy_(ops.add(ops.mul(d, f_own), ops.mul(later.denominator, f_later)))
-        passes.merged(*(_bits(x) for x in (acc, f_own, later.output, f_later)), self.rounding)
+        passes.merged(_bits(acc), _bits(f_own), _bits(later.output), _bits(f_later), self.rounding)
         m.copy_(new)
 
     def _exp2(self, difference: Any) -> Any:

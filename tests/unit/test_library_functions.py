@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llms.verify.contract.deployment import Deployment
 
 from llms.llama_kernel_builder.rope_table import inverse_frequencies
+from llms.verify.contract.deployment import Deployment
 from npu_twin.datapath.tables import TANH_GRID, all_values
 
 LIBRARY_ERROR = 4 * 2.0**-52

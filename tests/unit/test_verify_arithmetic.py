@@ -7,6 +7,10 @@ inputs and its float32 reference.
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -214,3 +218,28 @@ def test_a_width_of_no_whole_blocks_is_that_of_operands_padded_with_zeros(k: int
         assert found.shape == (3, 5)
         # the order of f32 sums may move one rounding
         assert torch.allclose(found.float(), wanted.float(), rtol=2.0**-7, atol=1e-6)
+
+
+def test_compiled_loops_need_no_place_to_write_and_share_one(tmp_path: Path) -> None:
+    """Two processes at once on an empty cache, then a cache that cannot be made: the same sums."""
+    code = (
+        "import torch; from llms.verify.reference.arithmetic import sums; "
+        "x = torch.arange(300).reshape(3, 100) / 7; "
+        "print(sums.products(x, x.bfloat16()).numpy().tobytes().hex())"
+    )
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    places = (tmp_path / "cache", tmp_path / "cache", tmp_path / "file" / "cache")
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTEST_NPU_CACHE": str(place)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for place in places
+    ]
+    printed = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert printed[0]
+    assert len(set(printed)) == 1
+    assert any((tmp_path / "cache").rglob("*.nbi"))

@@ -151,9 +151,8 @@ class _State:
     @classmethod
     def empty(cls, low: int, batch: int, depth: int, columns: int) -> _State:
         """State before the first chunk; what it holds is not read."""
-        maximum, denominator, fade = torch.zeros(3, batch, columns, dtype=torch.bfloat16)
-        output = torch.zeros(batch, depth, columns, dtype=torch.bfloat16)
-        return cls(low, maximum, denominator, fade, output)
+        first, second, third = (torch.zeros(batch, columns, dtype=torch.bfloat16) for _ in range(3))
+        return cls(low, first, second, third, torch.zeros(batch, depth, columns, dtype=torch.bfloat16))
 
     def arrays(self) -> tuple[U16, ...]:
         """Bits of maximum, denominator, fade and output."""

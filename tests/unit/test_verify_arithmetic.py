@@ -186,6 +186,16 @@ def test_host_attention_is_softmax() -> None:
         assert torch.allclose(out[head].double(), expected, atol=8e-3)
 
 
+def test_host_attention_ends_with_what_is_not_a_number() -> None:
+    """A planted fault can make scores NaN: the reference shows that, it does not compute for ever."""
+    for bad in (math.nan, math.inf, -math.inf):
+        q, k, v = (torch.ones(2, 1, 16, dtype=torch.bfloat16) for _ in range(3))
+        q[1, 0, 3] = bad
+        out = attention.host_attention(q, k, v, None)
+        assert torch.isnan(out[1]).all()
+        assert torch.equal(out[0], torch.ones(1, 16, dtype=torch.bfloat16))
+
+
 def test_flash_refuses_what_it_was_not_compiled_for() -> None:
     q = torch.zeros(1, 136, 64, dtype=torch.bfloat16)
     hidden = torch.zeros(136, 136, dtype=torch.bool)

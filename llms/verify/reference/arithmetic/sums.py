@@ -63,11 +63,11 @@ def _multiply_batch(x: Any, w: Any, out: Any) -> None:
 
 
 def _exponential(x: Any, out: Any) -> None:
-    """exp of f64 x <= 0, by its series after a halving of the argument's range; zero below -700."""
+    """exp of f64 x <= 0, by its series after a halving of the argument's range; zero below -700, NaN of NaN."""
     for i in range(x.size):
         value = x[i]
-        if value < -700.0:
-            out[i] = 0.0
+        if not value >= -700.0:
+            out[i] = value if np.isnan(value) else 0.0
             continue
         n = np.rint(value * 1.4426950408889634)
         r = (value - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10

@@ -63,7 +63,7 @@ def _multiply_batch(x: Any, w: Any, out: Any) -> None:
 
 
 def _exponential(x: Any, out: Any) -> None:
-    """exp of f64 x <= 0, by its series after a halving of the argument's range; zero below -700, NaN of NaN."""
+    """exp of f64 x <= 0, by its series after a halving of the range; zero below -700, NaN of NaN."""
     for i in range(x.size):
         value = x[i]
         if not value >= -700.0:
